@@ -1,0 +1,242 @@
+"""One step's work: `Step` as the host plans it, `Batch` as the device sees it.
+
+Shape glossary, used all over nanofw:
+
+    T   tokens computed in this step, all requests together (the packed dimension)
+    B   requests in this step
+    M   columns of the block table
+    L   layers          V   vocabulary
+    Hq  query heads     Hkv key/value heads     D   head size     G = Hq / Hkv
+    BS  slots a block   N   blocks in the pool
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from nanofw.table import IntArray, RequestTable
+
+NULL_BLOCK = 0
+"""Block that belongs to nobody: it fills the tails of block tables and is never written."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampling:
+    """How to sample each of the B rows. `[B]` arrays on the host, or the same as tensors on the device.
+
+    `temperature`, `top_p` float32; `top_k`, `seed` int64; `position` int64 is the index of the token to be sampled, the
+    counter of its random number. The flags are host facts, so that a sampler takes a branch without asking the device.
+    """
+
+    temperature: Any
+    top_k: Any
+    top_p: Any
+    seed: Any
+    position: Any
+    greedy: bool
+    truncated: bool
+    logprobs: int
+
+    def to(self, device: torch.device) -> Sampling:
+        """The same on `device`."""
+        move = lambda a: torch.from_numpy(a).to(device, non_blocking=True)  # noqa: E731
+        return replace(
+            self,
+            temperature=move(self.temperature),
+            top_k=move(self.top_k),
+            top_p=move(self.top_p),
+            seed=move(self.seed),
+            position=move(self.position),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One step for all its requests, planned on the host. All arrays are numpy, packed in the order of `rows`.
+
+    Attributes:
+        rows: `[B]` the requests' rows in the `RequestTable`; also where the device keeps their last sampled token.
+        tickets: `[B]` the rows' tickets when the step was planned.
+        query_lens: `[B]` tokens computed for each request. seq_lens: `[B]` context including them.
+        cu_seqlens_q: `[B+1]` where each request's tokens start in the packed dimension.
+        token_ids, positions, slot_mapping: `[T]`.
+        block_table: `[B, M]` int32, tails filled with the null block.
+        feeds: `[B]` bool, the request's only token is the one sampled last for its row, known to the device alone.
+        emits: `[B]` bool, the sampled token counts; False while a prompt is only part-way through.
+        sampling: how to choose the tokens, or None where every row takes the arg-max and nobody asked for logprobs.
+        max_query_len, max_seq_len: upper bounds of the lengths, exact here.
+    """
+
+    rows: IntArray
+    tickets: IntArray
+    query_lens: IntArray
+    seq_lens: IntArray
+    cu_seqlens_q: IntArray
+    token_ids: IntArray
+    positions: IntArray
+    slot_mapping: IntArray
+    block_table: np.ndarray[Any, np.dtype[np.int32]]
+    feeds: np.ndarray[Any, np.dtype[np.bool_]]
+    emits: np.ndarray[Any, np.dtype[np.bool_]]
+    sampling: Sampling | None
+    max_query_len: int
+    max_seq_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the tokens this step computes."""
+        return len(self.token_ids)
+
+    @property
+    def num_requests(self) -> int:
+        """B, the requests in this step."""
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step on the device: all that a model and an attention may ask about it, complete and unchanging.
+
+    Attributes:
+        token_ids, positions: `[T]` int64.
+        slot_mapping: `[T]` int64, where each token's K and V go: `block * BS + offset`; -1 means nowhere.
+        cu_seqlens_q: `[B+1]` int32. seq_lens: `[B]` int32, context *including* this step's tokens.
+        block_table: `[B, M]` int32, tails filled with the null block.
+        logits_indices: `[B]` int64, each request's last token in the packed dimension.
+        max_query_len, max_seq_len: declared upper bounds, host integers.
+        query_lens_host, seq_lens_host: `[B]` numpy int64: lengths for code that branches on them; reading these
+            never waits for the device.
+        num_padding: trailing requests (one token each, slot -1, no context) that only fill a graph's bucket.
+        plan: what the attention's `plan()` returned for this step.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    logits_indices: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+    query_lens_host: IntArray
+    seq_lens_host: IntArray
+    num_padding: int = 0
+    plan: Any = None
+
+    @property
+    def num_tokens(self) -> int:
+        """T, padding included."""
+        return self.token_ids.shape[0]
+
+    @property
+    def num_requests(self) -> int:
+        """B, padding included."""
+        return self.seq_lens.shape[0]
+
+    @classmethod
+    def from_step(cls, step: Step, device: torch.device, last_token: torch.Tensor | None = None) -> Batch:
+        """Upload `step` in two copies, and feed the tokens that only the device knows.
+
+        Args:
+            step: the host's plan.
+            device: where the tensors go.
+            last_token: `[rows]` int64 on the device, the last token sampled for each row; needed if `step.feeds`.
+        """
+        tokens, requests = step.num_tokens, step.num_requests
+        wide = np.concatenate((step.token_ids, step.positions, step.slot_mapping, step.cu_seqlens_q[1:] - 1))
+        narrow = np.empty(2 * requests + 1 + step.block_table.size, dtype=np.int32)
+        narrow[: requests + 1] = step.cu_seqlens_q
+        narrow[requests + 1 : 2 * requests + 1] = step.seq_lens
+        narrow[2 * requests + 1 :] = step.block_table.reshape(-1)
+        wide_t = torch.from_numpy(wide).to(device, non_blocking=True)
+        narrow_t = torch.from_numpy(narrow).to(device, non_blocking=True)
+        token_ids, positions, slots, logits_indices = wide_t.split((tokens, tokens, tokens, requests))
+        cu_seqlens_q, seq_lens, table = narrow_t.split((requests + 1, requests, step.block_table.size))
+        if step.feeds.any():
+            if last_token is None:
+                raise ValueError("this step feeds sampled tokens on the device: from_step() needs last_token")
+            where = np.concatenate((step.cu_seqlens_q[:-1][step.feeds], step.rows[step.feeds]))
+            target, source = torch.from_numpy(where).to(device, non_blocking=True).chunk(2)
+            token_ids.index_copy_(0, target, last_token.index_select(0, source))
+        return cls(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=slots,
+            cu_seqlens_q=cu_seqlens_q,
+            seq_lens=seq_lens,
+            block_table=table.view(step.block_table.shape),
+            logits_indices=logits_indices,
+            max_query_len=step.max_query_len,
+            max_seq_len=step.max_seq_len,
+            query_lens_host=step.query_lens,
+            seq_lens_host=step.seq_lens,
+        )
+
+
+def pack(
+    table: RequestTable,
+    rows: IntArray,
+    query_lens: IntArray,
+    block_table: np.ndarray[Any, np.dtype[np.int32]],
+    block_size: int,
+) -> Step:
+    """Describe a step that computes `query_lens[i]` more tokens of `rows[i]`, by array operations only.
+
+    Args:
+        table: the running requests; not changed.
+        rows: `[B]` rows in this step. query_lens: `[B]` tokens to compute for each, at least 1.
+        block_table: `[rows, *]` int32, the KV cache's table over *all* rows, with room for the step's tokens.
+        block_size: slots a block.
+    """
+    start = table.computed[rows]
+    seq_lens = start + query_lens
+    requests, max_query_len, max_seq_len = len(rows), int(query_lens.max()), int(seq_lens.max())
+    cu_seqlens_q = np.zeros(requests + 1, dtype=np.int64)
+    np.cumsum(query_lens, out=cu_seqlens_q[1:])
+    if max_query_len == 1:
+        positions, owner = start, rows
+    else:
+        owner = np.repeat(rows, query_lens)
+        positions = np.arange(cu_seqlens_q[-1]) + np.repeat(start - cu_seqlens_q[:-1], query_lens)
+    blocks, offsets = np.divmod(positions, block_size)
+    columns = min(-(-max_seq_len // block_size), block_table.shape[1])
+    return Step(
+        rows=rows,
+        tickets=table.ticket[rows],
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        cu_seqlens_q=cu_seqlens_q,
+        token_ids=table.tokens[owner, positions].astype(np.int64),
+        positions=positions,
+        slot_mapping=block_table[owner, blocks].astype(np.int64) * block_size + offsets,
+        block_table=block_table[rows, :columns],
+        feeds=seq_lens > table.known[rows],
+        emits=seq_lens == table.length[rows],
+        sampling=_sampling(table, rows, seq_lens),
+        max_query_len=max_query_len,
+        max_seq_len=max_seq_len,
+    )
+
+
+def _sampling(table: RequestTable, rows: IntArray, position: IntArray) -> Sampling | None:
+    temperature, logprobs = table.temperature[rows], int(table.logprobs[rows].max())
+    greedy = not temperature.any()
+    if greedy and logprobs < 0:
+        return None
+    top_k, top_p = table.top_k[rows], table.top_p[rows]
+    return Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=table.seed[rows],
+        position=position,
+        greedy=greedy,
+        truncated=bool((top_k > 0).any() or (top_p < 1).any()),
+        logprobs=logprobs,
+    )

@@ -1,0 +1,148 @@
+"""Contract of a KV cache: storage in a named layout, and the management of its blocks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanofw.component import Component
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nanofw.table import IntArray
+
+PAGED_NHD = "paged-nhd"
+"""Layout: key and value are two tensors `[N, BS, Hkv, D]`; the stride of a block may exceed `BS * Hkv * D`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """Geometry of one attention layer, as the model declares it.
+
+    Attributes:
+        num_heads: Hq. num_kv_heads: Hkv, a divisor of Hq. head_size: D, of q, k and v alike.
+        scale: factor on `q @ k`.
+        window: keys each query sees, itself included (None: all before it).
+        soft_cap: scores become `cap * tanh(score / cap)` before masking (None: unchanged).
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerKV:
+    """One layer's cache, with what attention needs to know of that layer.
+
+    Attributes:
+        index: the layer's number, from 0.
+        spec: its geometry.
+        key, value: storage in the layout named by `layout`.
+    """
+
+    index: int
+    spec: LayerSpec
+    key: torch.Tensor
+    value: torch.Tensor
+    block_size: int
+    layout: str = PAGED_NHD
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """What a cache is built for.
+
+    Attributes:
+        layers: geometry of each layer.
+        num_blocks: blocks in the pool, the null block included.
+        rows: most requests at once. max_len: most tokens a request can have.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    num_blocks: int
+    rows: int
+    max_len: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class KVCache(Component):
+    """Storage and block management. Requests are known by their row in the `RequestTable`.
+
+    A block belongs to the rows whose tables name it. A plugin must keep three promises, which `check_integrity` checks:
+    every block is free or owned, never both; an owned block is never handed out again; the null block is never owned.
+
+    Attributes a subclass sets:
+        layers: one `LayerKV` a layer.
+        block_size: slots a block.
+        num_blocks: blocks in the pool, the null block included.
+        block_table: `[rows, max_blocks]` int32 numpy array, tails filled with the null block. The engine reads it.
+    """
+
+    layers: Sequence[LayerKV]
+    block_size: int
+    num_blocks: int
+    block_table: np.ndarray[Any, np.dtype[np.int32]]
+
+    @classmethod
+    @abstractmethod
+    def block_bytes(cls, spec: KVCacheSpec, options: Any) -> int:
+        """Bytes that one block takes over all layers, for turning memory into blocks."""
+
+    @classmethod
+    @abstractmethod
+    def block_slots(cls, spec: KVCacheSpec, options: Any) -> int:
+        """Slots a block has under these options."""
+
+    @abstractmethod
+    def __init__(self, spec: KVCacheSpec, options: Any) -> None: ...
+
+    @property
+    @abstractmethod
+    def free_blocks(self) -> int:
+        """Blocks that can be handed out now."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that one request alone could keep in the cache."""
+        return (self.num_blocks - 1) * self.block_size
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that `tokens` tokens take."""
+        return -(-tokens // self.block_size)
+
+    def match_prefix(self, row: int, token_ids: Sequence[int]) -> int:
+        """Begin a request in `row`: claim blocks that already hold a prefix of `token_ids`.
+
+        Returns:
+            Tokens whose K and V are there, at most `len(token_ids) - 1`: the last one is always computed, since its
+            logits are needed.
+        """
+        return 0
+
+    @abstractmethod
+    def allocate(self, rows: IntArray, lengths: IntArray) -> bool:
+        """Make room so that each `rows[i]` can hold `lengths[i]` tokens: all of it, or nothing and False."""
+
+    def commit(self, rows: IntArray, lengths: IntArray, tokens_of: Callable[[int], Sequence[int]]) -> None:
+        """The first `lengths[i]` tokens of `rows[i]` have been computed; only now may others reuse their blocks.
+
+        `tokens_of(row)` gives a row's token values. It costs time a row: call it for rows that need it.
+        """
+
+    @abstractmethod
+    def free(self, row: int) -> None:
+        """Give back all that `row` holds."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Check the promises above; raises AssertionError that says which is broken. For tests, not for the step."""

@@ -1,0 +1,149 @@
+"""A request's life: what was asked (`SamplingParams`), what is going on (`Request`), what came out (`RequestOutput`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from nanofw.errors import RequestError
+
+if TYPE_CHECKING:
+    from nanofw.text import Detokenizer
+
+FinishReason = Literal["stop", "length", "context", "kv_capacity", "abort"]
+"""Why a request ended: a stop id or string; `max_tokens`; the model's length; the KV cache's size; the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens for one request, and when to stop. Names follow vLLM's.
+
+    Attributes:
+        temperature: 0 takes the arg-max (ties: lowest id); above 0 the logits are divided by it.
+        top_k: keep the k most likely tokens; 0 and -1 mean off, and more than the vocabulary is the vocabulary.
+        top_p: keep the smallest set of most likely tokens whose probability reaches this; 1 means off.
+        max_tokens: tokens to generate at most, at least 1.
+        seed: makes the request's tokens a function of (seed, position, logits) alone; None takes one from the
+            engine's seed and the request's number.
+        stop: end when the text holds one of these; it is cut before the match.
+        stop_token_ids: end at one of these ids; the id stays in `token_ids` and leaves no text.
+        ignore_eos: do not end at the model's own end-of-sequence ids.
+        logprobs: report this many most likely tokens at each position, and the chosen one; None reports nothing.
+        skip_special_tokens: leave special tokens out of the text.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_tokens: int = 16
+    seed: int | None = None
+    stop: tuple[str, ...] | list[str] | str = ()
+    stop_token_ids: tuple[int, ...] | list[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises: RequestError for a value out of range, naming it."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        checks = (
+            ("temperature", self.temperature, 0 <= self.temperature < math.inf, "a finite number >= 0"),
+            ("top_k", self.top_k, self.top_k >= -1, ">= -1 (0 and -1 mean off)"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
+            ("max_tokens", self.max_tokens, self.max_tokens >= 1, ">= 1"),
+            ("stop", stop, all(stop), "non-empty strings"),
+            ("logprobs", self.logprobs, self.logprobs is None or self.logprobs >= 0, "None or >= 0"),
+        )
+        for name, value, ok, allowed in checks:
+            if not ok:
+                raise RequestError(f"{name}={value!r} is out of range: it must be {allowed}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the arg-max is taken."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probabilities (natural, of the unmodified logits) at one position: the chosen token and the `k` likeliest."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request while the engine has it. Compared by identity; `id` is the caller's.
+
+    Attributes:
+        prompt_ids: the prompt, never changed.
+        output_ids: tokens generated so far whose values the host knows. While the request runs, the engine's
+            `RequestTable` holds them; they come back here when it leaves its row (end, preemption).
+        limit: most tokens, prompt included, this request may reach; `limit_reason` says what set it.
+        row: its row in the `RequestTable` while it runs, else -1.
+        stream: whether every step that yields a token yields a `RequestOutput`.
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    limit: int
+    limit_reason: FinishReason
+    stop_ids: tuple[int, ...]
+    prompt: str | None = None
+    stream: bool = True
+    detokenizer: Detokenizer | None = None
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    row: int = -1
+    cached_tokens: int = 0
+    preemptions: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens known on the host, prompt included (exact while the request is not running)."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """What one request has generated so far."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    logprobs: tuple[Logprob, ...] | None = None
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request as its caller sees it: after each of its steps when streaming, and once at its end.
+
+    Attributes:
+        delta: text that is new since the last output; the deltas of a request join to its final text.
+        cached_tokens: prompt tokens whose K and V were already in the cache.
+        preemptions: how often it was put back and recomputed.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    delta: str = ""
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+def longest(ids: Sequence[Sequence[int]]) -> int:
+    """Length of the longest sequence, 0 for none."""
+    return max((len(i) for i in ids), default=0)

@@ -1,0 +1,88 @@
+"""Contract of a scheduler: which requests compute how many tokens in the next step.
+
+A scheduler decides on lengths, never on token values, so it can plan a step before the previous one has finished.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nanofw.component import Component
+
+if TYPE_CHECKING:
+    from nanofw.kv_cache import KVCache
+    from nanofw.request import Request
+    from nanofw.table import IntArray, RequestTable
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on a step: most requests, most tokens."""
+
+    max_num_seqs: int
+    max_batch_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """The next step: `num_tokens[i] >= 1` tokens of each `rows[i]`, and the requests put back to make room."""
+
+    rows: IntArray
+    num_tokens: IntArray
+    preempted: Sequence[Request] = ()
+
+
+class Scheduler(Component):
+    """Decides on each step. `schedule` returns only what fits: it has allocated the blocks.
+
+    The engine moves `table.computed` and `table.length` forward once a schedule is returned, and calls `update` with
+    the requests that ended. Blocks and rows of ended and aborted requests are given back by the engine.
+    """
+
+    def __init__(self, limits: Limits, table: RequestTable, kv_cache: KVCache, options: Any) -> None:
+        self.limits, self.table, self.kv_cache, self.options = limits, table, kv_cache, options
+
+    @abstractmethod
+    def add(self, request: Request) -> None:
+        """Take a new request. The engine has checked that it can fit when it is alone."""
+
+    @abstractmethod
+    def abort(self, request: Request) -> None:
+        """Forget a request, waiting or running."""
+
+    @abstractmethod
+    def schedule(self) -> Schedule | None:
+        """The next step, or None if nothing can be computed before a step in flight returns."""
+
+    def update(self, finished: Sequence[Request]) -> None:
+        """A step has returned; `finished` ended with it. Called after their rows were given back."""
+        for request in finished:
+            self.abort(request)
+
+    @property
+    @abstractmethod
+    def num_waiting(self) -> int:
+        """Requests that hold no row."""
+
+    def admit(self, request: Request) -> int:
+        """Give `request` a row and the cached prefix of its tokens. Returns the row."""
+        row = self.table.open(request)
+        cached = self.kv_cache.match_prefix(row, self.table.tokens[row, : self.table.known[row]])
+        self.table.computed[row] = cached
+        if not request.preemptions:
+            request.cached_tokens = cached
+        return row
+
+    def retract(self, request: Request) -> None:
+        """Undo `admit`, or preempt: the request keeps its known tokens and will be computed again."""
+        self.kv_cache.free(self.table.close(request))
+
+    @staticmethod
+    def rows_of(requests: Sequence[Request]) -> IntArray:
+        """Their rows as an array."""
+        return np.fromiter((r.row for r in requests), dtype=np.int64, count=len(requests))
