@@ -46,11 +46,43 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = [  # noqa: PLE0604 (names are resolved by __getattr__)
+__all__ = [
     "API",
+    "Attention",
+    "AttentionSpec",
+    "Batch",
+    "Capabilities",
+    "CompletionOutput",
+    "Config",
+    "Engine",
     "hookimpl",
+    "HostSampled",
+    "KVCache",
+    "KVCacheSpec",
+    "LayerKV",
+    "LayerSpec",
+    "Limits",
+    "LLM",
+    "Model",
+    "ModelSpec",
+    "NanofwError",
+    "NULL_BLOCK",
+    "Parts",
+    "Pending",
+    "PluginHost",
+    "Request",
+    "RequestOutput",
+    "RequestTable",
+    "Runner",
+    "RunnerReport",
+    "Sampled",
+    "Sampler",
+    "Sampling",
+    "SamplingParams",
+    "Schedule",
+    "Scheduler",
+    "Step",
     "__version__",
-    *_MODULE_OF,
 ]
 
 

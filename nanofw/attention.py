@@ -82,10 +82,7 @@ class Attention(Component):
             ("device", spec.device.type, can.devices, str),
             ("block size", spec.block_size, can.block_sizes, str),
             ("cache layout", spec.layout, can.layouts, str),
-            *(
-                ("head size", size, can.head_sizes, str)
-                for size in sorted({layer.head_size for layer in spec.layers})
-            ),
+            *(("head size", size, can.head_sizes, str) for size in sorted({layer.head_size for layer in spec.layers})),
         )
         for what, got, known, show in allowed:
             if known is not None and got not in known:

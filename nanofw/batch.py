@@ -44,7 +44,10 @@ class Sampling:
 
     def to(self, device: torch.device) -> Sampling:
         """The same on `device`."""
-        move = lambda a: torch.from_numpy(a).to(device, non_blocking=True)  # noqa: E731
+
+        def move(array: np.ndarray[Any, Any]) -> torch.Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
         return replace(
             self,
             temperature=move(self.temperature),
@@ -139,6 +142,10 @@ class Batch:
         """B, padding included."""
         return self.seq_lens.shape[0]
 
+    def with_plan(self, plan: Any) -> Batch:
+        """The same batch, carrying what the attention's `plan()` made of it."""
+        return self if plan is None else replace(self, plan=plan)
+
     @classmethod
     def from_step(cls, step: Step, device: torch.device, last_token: torch.Tensor | None = None) -> Batch:
         """Upload `step` in two copies, and feed the tokens that only the device knows.
@@ -156,8 +163,8 @@ class Batch:
         narrow[2 * requests + 1 :] = step.block_table.reshape(-1)
         wide_t = torch.from_numpy(wide).to(device, non_blocking=True)
         narrow_t = torch.from_numpy(narrow).to(device, non_blocking=True)
-        token_ids, positions, slots, logits_indices = wide_t.split((tokens, tokens, tokens, requests))
-        cu_seqlens_q, seq_lens, table = narrow_t.split((requests + 1, requests, step.block_table.size))
+        token_ids, positions, slots, logits_indices = torch.split(wide_t, (tokens, tokens, tokens, requests))
+        cu_seqlens_q, seq_lens, table = torch.split(narrow_t, (requests + 1, requests, step.block_table.size))
         if step.feeds.any():
             if last_token is None:
                 raise ValueError("this step feeds sampled tokens on the device: from_step() needs last_token")
@@ -190,7 +197,8 @@ def pack(
 
     Args:
         table: the running requests; not changed.
-        rows: `[B]` rows in this step. query_lens: `[B]` tokens to compute for each, at least 1.
+        rows: `[B]` rows in this step.
+        query_lens: `[B]` tokens to compute for each, at least 1.
         block_table: `[rows, *]` int32, the KV cache's table over *all* rows, with room for the step's tokens.
         block_size: slots a block.
     """

@@ -171,7 +171,7 @@ def merge_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def parse_bytes(text: str) -> int:
-    """"2GiB", "512 MiB", "1.5GB" or plain bytes as a number of bytes. Raises ConfigError otherwise."""
+    """ "2GiB", "512 MiB", "1.5GB" or plain bytes as a number of bytes. Raises ConfigError otherwise."""
     units = {"": 1, "b": 1}
     for power, letter in enumerate("kmgt", start=1):
         units |= {f"{letter}ib": 1024**power, letter: 1024**power, f"{letter}b": 1000**power}

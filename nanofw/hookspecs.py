@@ -29,7 +29,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-C = TypeVar("C", bound="Component")
+C = TypeVar("C", bound="Component", contravariant=True)
 
 
 class Register(Protocol[C]):

@@ -196,9 +196,7 @@ class PluginHost:
                     component.load()
                 except PluginError as error:
                     status, reason = "unavailable", str(error).partition(": ")[2] or str(error)
-                lines.append(
-                    PluginStatus(component.kind, component.name, *common, status, reason, item.source.plugin)
-                )
+                lines.append(PluginStatus(component.kind, component.name, *common, status, reason, item.source.plugin))
         order = {kind: i for i, kind in enumerate(KINDS)}
         return sorted(lines, key=lambda s: (order.get(s.kind, len(order)), s.name))  # type: ignore[call-overload]
 
@@ -287,9 +285,11 @@ def _source(entry: metadata.EntryPoint) -> Source:
     dist = entry.dist
     if dist is None:
         return Source(entry.name, "(unknown distribution)", "")
-    return Source(entry.name, dist.metadata["Name"], dist.version)
+    return Source(entry.name, dist.name, dist.version)
 
 
 def _describe(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return (
+        text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}" if text else type(error).__name__
+    )

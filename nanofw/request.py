@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -112,6 +111,28 @@ class Request:
         """Tokens known on the host, prompt included (exact while the request is not running)."""
         return len(self.prompt_ids) + len(self.output_ids)
 
+    @property
+    def text(self) -> str:
+        """Text that may be shown so far; empty without a tokenizer."""
+        return self.detokenizer.text if self.detokenizer is not None else ""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has appeared."""
+        return self.detokenizer is not None and self.detokenizer.stopped
+
+    def read(self, token: int) -> str:
+        """Turn one more token into text. Returns what may newly be shown."""
+        return self.detokenizer.add((token,)) if self.detokenizer is not None else ""
+
+    def read_rest(self) -> str:
+        """At the end: turn what has not been read into text, except the stop id that ended it. Returns new text."""
+        if self.detokenizer is None:
+            return ""
+        ends = self.finish_reason == "stop" and not self.stopped
+        rest = self.output_ids[self.detokenizer.num_tokens : len(self.output_ids) - ends]
+        return self.detokenizer.add(rest) + self.detokenizer.finish()
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
@@ -142,8 +163,3 @@ class RequestOutput:
     delta: str = ""
     cached_tokens: int = 0
     preemptions: int = 0
-
-
-def longest(ids: Sequence[Sequence[int]]) -> int:
-    """Length of the longest sequence, 0 for none."""
-    return max((len(i) for i in ids), default=0)

@@ -39,10 +39,9 @@ class RequestTable:
     """
 
     def __init__(self, rows: int, max_len: int) -> None:
-        zeros = lambda: np.zeros(rows, dtype=np.int64)  # noqa: E731 (seven times the same short thing)
         self.rows, self.max_len = rows, max_len
-        self.length, self.known, self.computed, self.last = zeros(), zeros(), zeros(), zeros()
-        self.ticket, self.top_k, self.seed = zeros(), zeros(), zeros()
+        self.length, self.known, self.computed, self.last = np.zeros((4, rows), dtype=np.int64)
+        self.ticket, self.top_k, self.seed = np.zeros((3, rows), dtype=np.int64)
         self.temperature = np.zeros(rows, dtype=np.float32)
         self.top_p = np.ones(rows, dtype=np.float32)
         self.logprobs = np.full(rows, -1, dtype=np.int64)

@@ -1,0 +1,322 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+`step` reads like the flow: schedule, pack, submit; then, `depth` steps later, wait, take the tokens in, report. At
+depth 0 each step is waited for at once. At depth 1 the next step is planned and started while one runs: lengths are
+known ahead, values are not, and tokens that turn out to lie past a request's end are dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nanofw.batch import Step, pack
+from nanofw.errors import EngineError, RequestError
+from nanofw.events import EngineCreated, RequestFinished, StepFinished
+from nanofw.request import CompletionOutput, FinishReason, Logprob, Request, RequestOutput, SamplingParams
+from nanofw.scheduler import Schedule, Scheduler
+from nanofw.text import Detokenizer
+
+if TYPE_CHECKING:
+    from nanofw.kv_cache import KVCache
+    from nanofw.runner import HostSampled, Pending, Runner
+    from nanofw.table import RequestTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InFlight:
+    """A step that has been submitted and not yet waited for."""
+
+    step: Step
+    pending: Pending
+    preempted: int
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Which plugin really serves a kind, and the path it takes where that can vary."""
+
+    name: str
+    distribution: str
+    version: str
+    path: str = ""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Engine:
+    """Requests, and the parts that serve them. Built by `nanofw.build.build_engine`.
+
+    Attributes:
+        max_model_len: most tokens a request may reach, prompt included.
+        depth: steps in flight beyond the one that is waited for, 0 or 1.
+        seed: of requests that bring none.
+        notes: what was chosen on the user's behalf, in sentences.
+        requests: the unfinished ones, by id.
+    """
+
+    scheduler: Scheduler
+    kv_cache: KVCache
+    runner: Runner
+    table: RequestTable
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    tokenizer: Any = None
+    depth: int = 0
+    seed: int = 0
+    plugins: dict[str, Resolved] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    observers: dict[str, Callable[..., Any] | None] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    _in_flight: deque[InFlight] = field(default_factory=deque)
+    _added: int = 0
+    _steps: int = 0
+    _fruitless: int = 0
+
+    def __post_init__(self) -> None:
+        self._tell("nanofw_engine_created", EngineCreated(self))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished or a step is in flight."""
+        return bool(self.requests or self._in_flight)
+
+    @property
+    def resolved(self) -> dict[str, Resolved]:
+        """By kind, which plugin really runs, and by which path."""
+        return self.plugins | {"runner": replace(self.plugins["runner"], path=self.runner.report.path)}
+
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        prompt: str | None = None,
+        stream: bool = True,
+    ) -> Request:
+        """Queue a request.
+
+        Args:
+            request_id: the caller's name for it, free again once it has finished.
+            prompt_ids: token ids, at least one.
+            params: how to sample and when to stop.
+            prompt: its text, only carried along.
+            stream: report it after every step that gives it a token, not only at its end.
+
+        Raises:
+            RequestError: the id is in use; the prompt is empty, holds an id outside the vocabulary, or is too long for
+                the model or the KV cache; stop strings without a tokenizer. Nothing else is affected.
+        """
+        params = params or SamplingParams()
+        self.check(prompt_ids, params)
+        if request_id in self.requests:
+            raise RequestError(f"request id {request_id!r} is in use by an unfinished request; choose another")
+        limit, reason = self._limit(len(prompt_ids), params)
+        request = Request(
+            id=request_id,
+            prompt_ids=tuple(prompt_ids),
+            params=params,
+            seed=_signed(params.seed if params.seed is not None else (self.seed << 32) + self._added),
+            limit=limit,
+            limit_reason=reason,
+            stop_ids=(() if params.ignore_eos else self.eos_token_ids) + tuple(params.stop_token_ids),
+            prompt=prompt,
+            stream=stream,
+        )
+        if self.tokenizer is not None:
+            request.detokenizer = Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens)
+        self._added += 1
+        self.requests[request_id] = request
+        self.scheduler.add(request)
+        return request
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Whether a request could be served. Raises: RequestError that says why not."""
+        size, capacity = len(prompt_ids), self.kv_cache.capacity
+        if not size:
+            raise RequestError("the prompt has no tokens; it needs at least one")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab_size:
+            wrong = next(i for i in prompt_ids if not 0 <= i < self.vocab_size)
+            raise RequestError(f"the prompt holds token id {wrong}; the model's ids are 0 to {self.vocab_size - 1}")
+        if size >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {size} tokens; at a length limit of {self.max_model_len} (prompt and output together) "
+                f"it may have at most {self.max_model_len - 1}"
+            )
+        if size > capacity:
+            raise RequestError(
+                f"the prompt has {size} tokens and the whole KV cache holds {capacity}; it can never run: shorten it, "
+                "or give the cache more blocks (kv_blocks) or memory (kv_memory)"
+            )
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this engine has none; use stop_token_ids")
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now, waiting or running. Returns what it had generated; None for an id that is not live."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return None
+        self._release(request)
+        self.scheduler.abort(request)
+        return self._finish(request, "abort")
+
+    def step(self) -> list[RequestOutput]:
+        """Advance by one step.
+
+        Returns:
+            Outputs of requests that ended, and of streaming ones that got a token. Possibly none: while a prompt is
+            part-way, and while the first steps are put in flight.
+
+        Raises:
+            EngineError: requests wait, nothing is in flight, and the scheduler schedules nothing.
+        """
+        started = time.perf_counter()
+        schedule = self.scheduler.schedule() if self.requests else None
+        if schedule is not None:
+            step = self._advance(schedule)
+            self._in_flight.append(InFlight(step, self.runner.submit(step), len(schedule.preempted), started))
+            if len(self._in_flight) <= self.depth:
+                return []
+        if not self._in_flight:
+            self._stalled_if(bool(self.requests))
+            return []
+        return self._collect(self._in_flight.popleft())
+
+    def run(self) -> Iterator[RequestOutput]:
+        """Step until nothing is left to do, yielding outputs as they come."""
+        while self.has_work:
+            yield from self.step()
+
+    def _advance(self, schedule: Schedule) -> Step:
+        """Pack the step, and promise a token to each request that computes its last known or promised one."""
+        table, rows = self.table, schedule.rows
+        step = pack(table, rows, schedule.num_tokens, self.kv_cache.block_table, self.kv_cache.block_size)
+        table.computed[rows] = step.seq_lens
+        table.length[rows] += step.emits
+        return step
+
+    def _collect(self, flight: InFlight) -> list[RequestOutput]:
+        """Take a step's tokens in; end the requests that are done; report."""
+        sampled, step, table = flight.pending.wait(), flight.step, self.table
+        live = table.ticket[step.rows] == step.tickets  # the others ended or were put back while the step ran
+        counts = np.flatnonzero(live & step.emits)
+        rows, tokens = step.rows[counts], sampled.tokens[counts]
+        table.tokens[rows, table.known[rows]] = tokens
+        table.known[rows] += 1
+        self.kv_cache.commit(step.rows[live], step.seq_lens[live], self._tokens_of)
+
+        stopped = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
+        at_limit = table.known[rows] > table.last[rows]
+        outputs: list[RequestOutput] = []
+        finished: list[Request] = []
+        for i in np.flatnonzero(stopped | at_limit | table.watched[rows]):  # the rest needs no look
+            request: Request = table.requests[rows[i]]
+            if request.params.logprobs is not None:
+                request.logprobs.append(_logprob(sampled, int(counts[i]), request.params.logprobs))
+            delta = request.read(int(tokens[i])) if table.watched[rows[i]] and not stopped[i] else ""
+            if stopped[i] or request.stopped or at_limit[i]:
+                self._release(request)
+                finished.append(request)
+                reason: FinishReason = "stop" if stopped[i] or request.stopped else request.limit_reason
+                outputs.append(self._finish(request, reason, delta))
+            elif request.stream:
+                request.output_ids = table.output_ids(request.row, len(request.prompt_ids))
+                outputs.append(_output(request, delta))
+        self.scheduler.update(finished)
+        self._after(flight, len(rows))
+        return outputs
+
+    def _limit(self, prompt_len: int, params: SamplingParams) -> tuple[int, FinishReason]:
+        """Most tokens the request may reach, and what sets that bound. The last token needs no slot in the cache."""
+        bounds: list[tuple[int, FinishReason]] = [
+            (prompt_len + params.max_tokens, "length"),
+            (self.max_model_len, "context"),
+            (self.kv_cache.capacity + 1, "kv_capacity"),
+        ]
+        return min(bounds, key=lambda bound: bound[0])
+
+    def _release(self, request: Request) -> None:
+        """Give back the request's row and blocks, if it has them."""
+        if request.row >= 0:
+            self.kv_cache.free(self.table.close(request))
+
+    def _finish(self, request: Request, reason: FinishReason, delta: str = "") -> RequestOutput:
+        request.finish_reason = reason
+        output = _output(request, delta + request.read_rest())
+        del self.requests[request.id]
+        self._tell("nanofw_request_finished", RequestFinished(output))
+        return output
+
+    def _after(self, flight: InFlight, generated: int) -> None:
+        """Count the step, tell observers, and notice when steps no longer bring anybody forward."""
+        self._fruitless = 0 if generated else self._fruitless + 1
+        if observe := self.observers.get("nanofw_step_finished"):
+            step = flight.step
+            observe(
+                event=StepFinished(
+                    index=self._steps,
+                    num_requests=step.num_requests,
+                    num_tokens=step.num_tokens,
+                    num_generated=generated,
+                    num_preempted=flight.preempted,
+                    started=flight.started,
+                    finished=time.perf_counter(),
+                )
+            )
+        self._steps += 1
+        # The longest honest stretch without a token is one request's prefill at one token a step, one after another.
+        self._stalled_if(self._fruitless > self.max_model_len * (len(self.requests) + 1))
+
+    def _stalled_if(self, stalled: bool) -> None:
+        if stalled:
+            name = self.plugins["scheduler"].name if "scheduler" in self.plugins else type(self.scheduler).__name__
+            raise EngineError(
+                f"no progress: scheduler {name!r} brings none of {len(self.requests)} requests forward "
+                f"({self.scheduler.num_waiting} waiting, {self.kv_cache.free_blocks} of "
+                f"{self.kv_cache.num_blocks - 1} blocks free)"
+            )
+
+    def _tokens_of(self, row: int) -> Sequence[int]:
+        return self.table.tokens[row, : self.table.known[row]].tolist()  # type: ignore[no-any-return]
+
+    def _tell(self, hook: str, event: object) -> None:
+        if observe := self.observers.get(hook):
+            observe(event=event)
+
+
+def _output(request: Request, delta: str) -> RequestOutput:
+    completion = CompletionOutput(
+        text=request.text,
+        token_ids=tuple(request.output_ids),
+        finish_reason=request.finish_reason,
+        logprobs=tuple(request.logprobs) if request.params.logprobs is not None else None,
+    )
+    return RequestOutput(
+        request_id=request.id,
+        prompt=request.prompt,
+        prompt_token_ids=request.prompt_ids,
+        outputs=(completion,),
+        finished=request.finish_reason is not None,
+        delta=delta,
+        cached_tokens=request.cached_tokens,
+        preemptions=request.preemptions,
+    )
+
+
+def _logprob(sampled: HostSampled, index: int, wanted: int) -> Logprob:
+    if sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
+        raise EngineError("the sampler returned no logprobs although a request asked for them")
+    top = zip(sampled.top_ids[index, :wanted].tolist(), sampled.top_logprobs[index, :wanted].tolist(), strict=True)
+    return Logprob(int(sampled.tokens[index]), float(sampled.logprobs[index]), tuple(top))
+
+
+def _signed(seed: int) -> int:
+    """Any integer as the int64 with the same low 64 bits."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

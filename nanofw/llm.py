@@ -1,0 +1,143 @@
+"""`LLM`: text in, text out. The interface that people know from vLLM, over an engine of plugins."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from nanofw.build import build_engine
+from nanofw.config import Config
+from nanofw.engine import Engine
+from nanofw.errors import RequestError
+from nanofw.model import Model
+from nanofw.plugins import PluginHost
+from nanofw.request import Request, RequestOutput, SamplingParams
+from nanofw.weights import ModelSource, resolve
+
+Prompt = str | Sequence[int]
+
+
+class Tokenizer(Protocol):
+    """What nanofw uses of a tokenizer of transformers."""
+
+    chat_template: str | None
+
+    def encode(self, text: str) -> list[int]: ...  # noqa: D102
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...  # noqa: D102
+    def apply_chat_template(self, messages: Any, **kwargs: Any) -> Any: ...  # noqa: D102
+
+
+class LLM:
+    """A model and the plugins that serve it.
+
+        llm = LLM("smollm2", attention="vectorized-gather")
+        for output in llm.generate(["Hello"], SamplingParams(temperature=0)):
+            print(output.outputs[0].text)
+
+    Args:
+        model: a local transformers folder, a hub id, `smollm2`, or `dummy:NAME`.
+        config: settings to start from (`Config.resolve()` reads files and environment); default: the defaults.
+        host: loaded plugins, to share between several `LLM`s. loaded: a loaded model, likewise.
+        settings: any field of `Config`: attention, kv_cache, scheduler, runner, sampler, device, dtype, ...
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: Config | None = None,
+        host: PluginHost | None = None,
+        source: ModelSource | None = None,
+        loaded: Model | None = None,
+        **settings: Any,
+    ) -> None:
+        overrides = Config.build(settings | ({"model": model} if model is not None else {}))
+        changed = {k: getattr(overrides, k) for k in settings} | ({"model": model} if model is not None else {})
+        self.config = (config or Config()).replace(**changed)
+        host = host or PluginHost.load(self.config.disable, self.config.plugins, self.config.strict)
+        self.source = source or resolve(
+            self.config.model,
+            trust_remote_code=self.config.trust_remote_code,
+            allow_pickle=self.config.allow_pickle,
+        )
+        self.engine: Engine = build_engine(self.config, host, self.source, loaded)
+        self._ids = itertools.count()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        tokenizer: Tokenizer = self.engine.tokenizer
+        return tokenizer
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Generate for each prompt and wait for all.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of either.
+            params: for all, or one for each prompt.
+
+        Returns:
+            Finished outputs, in the order of the prompts.
+
+        Raises:
+            RequestError: one of the prompts can never run; none is started then.
+        """
+        requests = self._add(prompts, params, stream=False)
+        finished: dict[str, RequestOutput] = {}
+        try:
+            while len(finished) < len(requests):
+                finished.update((o.request_id, o) for o in self.engine.step() if o.finished)
+        finally:
+            self._abort(requests)
+        return [finished[r.id] for r in requests]
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[RequestOutput]:
+        """Like `generate`, yielding an output of a request whenever it has a new token; `delta` is its new text."""
+        requests = self._add(prompts, params, stream=True)
+        mine = {r.id for r in requests}
+        try:
+            while any(i in self.engine.requests for i in mine):
+                yield from (o for o in self.engine.step() if o.request_id in mine)
+        finally:
+            self._abort(requests)
+
+    def chat_prompt(self, messages: str | Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation in the model's chat template, ready for its answer. A text is one user message."""
+        if self.tokenizer.chat_template is None:
+            raise RequestError(f"{self.config.model} has no chat template; give it plain text")
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return ids
+
+    def _add(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, stream: bool
+    ) -> list[Request]:
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        many: Sequence[Any] = [prompts] if single else prompts
+        each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(many):
+            raise RequestError(f"{len(many)} prompts and {len(each)} SamplingParams: give one, or one for each prompt")
+        work = []
+        for number, (prompt, how) in enumerate(zip(many, each, strict=True)):
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            how = how or SamplingParams()
+            try:
+                self.engine.check(ids, how)
+            except RequestError as error:
+                raise RequestError(f"prompt {number}: {error}") from None
+            work.append((ids, how, prompt if isinstance(prompt, str) else None))
+        return [
+            self.engine.add(f"llm-{next(self._ids)}", ids, how, prompt=text, stream=stream) for ids, how, text in work
+        ]
+
+    def _abort(self, requests: Sequence[Request]) -> None:
+        """Whatever ended a call early (an error, Ctrl-C, a consumer that stopped listening): leave nothing behind."""
+        for request in requests:
+            if self.engine.requests.get(request.id) is request:
+                self.engine.abort(request.id)

@@ -1,0 +1,1 @@
+"""What tests of nanofw and of other people's plugins are made from."""

@@ -1,0 +1,83 @@
+"""From token ids to text, piece by piece: no half character is shown, and no part of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+REPLACEMENT = "\ufffd"
+
+
+class Detokenizer:
+    """Text of one growing sequence of tokens.
+
+    A token may hold only part of a character, and a tokenizer may treat a first token differently (SentencePiece drops
+    its space), so tokens cannot be decoded one by one. Each addition decodes a short window twice, without and with the
+    new tokens; the difference is new text. The window starts at the last place where text was whole. (The two-offset
+    scheme is that of Hugging Face's text-generation-inference.)
+
+    Args:
+        tokenizer: anything with `decode(ids, skip_special_tokens=...) -> str`.
+        stop: strings that end the text, which is cut before them.
+        skip_special_tokens: leave special tokens out.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> None:
+        self._tokenizer, self._stop, self._skip = tokenizer, tuple(stop), skip_special_tokens
+        self._ids: list[int] = []
+        self._window = self._read = 0
+        self._text = ""
+        self._shown = 0
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        """All text that may be shown so far."""
+        return self._text[: self._shown]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken so far."""
+        return len(self._ids)
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Take tokens; returns the text that may now be shown. After it, `stopped` says whether a stop string is there."""
+        self._ids.extend(ids)
+        before = self._decode(self._window, self._read)
+        after = self._decode(self._window, len(self._ids))
+        if len(after) > len(before) and not after.endswith(REPLACEMENT):
+            self._append(after[len(before) :])
+            self._window, self._read = self._read, len(self._ids)
+        return self._show(self._held_back())
+
+    def finish(self) -> str:
+        """No more tokens will come: returns the rest of the text, unfinished characters as replacement marks."""
+        if not self.stopped:
+            before = self._decode(self._window, self._read)
+            self._append(self._decode(self._window, len(self._ids))[len(before) :])
+            self._read = len(self._ids)
+        return self._show(0)
+
+    def _decode(self, start: int, end: int) -> str:
+        return str(self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip))
+
+    def _append(self, new: str) -> None:
+        # A match may begin in text that is there already, but not before what could still have been its beginning.
+        start = max(len(self._text) - max(map(len, self._stop), default=1) + 1, 0)
+        self._text += new
+        found = [at for at in (self._text.find(stop, start) for stop in self._stop) if at >= 0]
+        if found:
+            self._text, self.stopped = self._text[: min(found)], True
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that could be the beginning of a stop string."""
+        if self.stopped:
+            return 0
+        return max(
+            (n for stop in self._stop for n in range(1, len(stop)) if self._text.endswith(stop[:n])),
+            default=0,
+        )
+
+    def _show(self, hold: int) -> str:
+        start, self._shown = self._shown, max(self._shown, len(self._text) - hold)
+        return self._text[start : self._shown]

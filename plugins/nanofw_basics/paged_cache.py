@@ -1,0 +1,102 @@
+"""KV cache in fixed-size blocks from one pool (vLLM's PagedAttention, Kwon et al., SOSP 2023).
+
+A request's tokens lie in blocks that need not be neighbours; its block table names them in order. Nothing is reserved
+for tokens that may never come, and at most one block a request is partly empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from nanofw.batch import NULL_BLOCK
+from nanofw.kv_cache import KVCache, KVCacheSpec, LayerKV
+
+if TYPE_CHECKING:
+    from nanofw.table import IntArray
+
+
+class PagedKVCache(KVCache):
+    """Block tables over a pool, with a stack of free blocks. Growing any number of requests is a few array operations."""
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """block_size: slots a block."""
+
+        block_size: int = 16
+
+        def __post_init__(self) -> None:
+            if self.block_size < 1:
+                raise ValueError(f"block_size must be at least 1, got {self.block_size}")
+
+    options: Options
+
+    @classmethod
+    def block_bytes(cls, spec: KVCacheSpec, options: Options) -> int:
+        """K and V of `block_size` tokens in every layer."""
+        per_token = sum(2 * layer.num_kv_heads * layer.head_size for layer in spec.layers)
+        return per_token * options.block_size * spec.dtype.itemsize
+
+    @classmethod
+    def block_slots(cls, spec: KVCacheSpec, options: Options) -> int:
+        """`block_size`."""
+        return options.block_size
+
+    def __init__(self, spec: KVCacheSpec, options: Options) -> None:
+        self.spec, self.options = spec, options
+        self.block_size, self.num_blocks = options.block_size, spec.num_blocks
+        self.layers = [self._layer(index) for index in range(len(spec.layers))]
+        columns = min(self.blocks_for(spec.max_len), max(self.num_blocks - 1, 1))
+        self.block_table = np.full((spec.rows, columns), NULL_BLOCK, dtype=np.int32)
+        self._held = np.zeros(spec.rows, dtype=np.int64)
+        # A stack: the block given back last is the first to be used again, while it may still be in a processor cache.
+        self._free = np.arange(self.num_blocks - 1, NULL_BLOCK, -1, dtype=np.int32)
+        self._num_free = len(self._free)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks on the stack."""
+        return self._num_free
+
+    def allocate(self, rows: IntArray, lengths: IntArray) -> bool:
+        """Give each row the blocks it lacks, all or nothing."""
+        held = self._held[rows]
+        lacking = np.maximum(-(-lengths // self.block_size) - held, 0)
+        total = int(lacking.sum())
+        if total > self._num_free:
+            return False
+        if total:
+            blocks = self._free[self._num_free - total : self._num_free][::-1]
+            owner = np.repeat(np.arange(len(rows)), lacking)
+            nth = np.arange(total) - np.repeat(np.cumsum(lacking) - lacking, lacking)
+            self.block_table[rows[owner], held[owner] + nth] = blocks
+            self._held[rows] = held + lacking
+            self._num_free -= total
+        return True
+
+    def free(self, row: int) -> None:
+        """Push the row's blocks back, the last one first."""
+        count = int(self._held[row])
+        self._free[self._num_free : self._num_free + count] = self.block_table[row, :count][::-1]
+        self._num_free += count
+        self.block_table[row, :count] = NULL_BLOCK
+        self._held[row] = 0
+
+    def check_integrity(self) -> None:
+        """Every block but the null block is free or owned, exactly once; tails of the table are null."""
+        owned = [self.block_table[row, : self._held[row]] for row in range(self.spec.rows)]
+        everything = np.sort(np.concatenate([self._free[: self._num_free], *owned]))
+        expected = np.arange(NULL_BLOCK + 1, self.num_blocks)
+        assert np.array_equal(everything, expected), f"blocks lost or owned twice: {everything} is not {expected}"
+        for row in range(self.spec.rows):
+            tail = self.block_table[row, self._held[row] :]
+            assert (tail == NULL_BLOCK).all(), f"row {row} names blocks beyond the {self._held[row]} it holds: {tail}"
+
+    def _layer(self, index: int) -> LayerKV:
+        layer = self.spec.layers[index]
+        shape = (self.num_blocks, self.block_size, layer.num_kv_heads, layer.head_size)
+        # Zeros, not whatever memory held: a masked slot must not turn 0 * NaN into a result.
+        key, value = (torch.zeros(shape, dtype=self.spec.dtype, device=self.spec.device) for _ in "kv")
+        return LayerKV(index, layer, key, value, self.block_size)
