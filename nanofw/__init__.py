@@ -48,6 +48,8 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "API",
+    "LLM",
+    "NULL_BLOCK",
     "Attention",
     "AttentionSpec",
     "Batch",
@@ -55,18 +57,15 @@ __all__ = [
     "CompletionOutput",
     "Config",
     "Engine",
-    "hookimpl",
     "HostSampled",
     "KVCache",
     "KVCacheSpec",
     "LayerKV",
     "LayerSpec",
     "Limits",
-    "LLM",
     "Model",
     "ModelSpec",
     "NanofwError",
-    "NULL_BLOCK",
     "Parts",
     "Pending",
     "PluginHost",
@@ -83,6 +82,7 @@ __all__ = [
     "Scheduler",
     "Step",
     "__version__",
+    "hookimpl",
 ]
 
 

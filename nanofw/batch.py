@@ -163,8 +163,8 @@ class Batch:
         narrow[2 * requests + 1 :] = step.block_table.reshape(-1)
         wide_t = torch.from_numpy(wide).to(device, non_blocking=True)
         narrow_t = torch.from_numpy(narrow).to(device, non_blocking=True)
-        token_ids, positions, slots, logits_indices = torch.split(wide_t, (tokens, tokens, tokens, requests))
-        cu_seqlens_q, seq_lens, table = torch.split(narrow_t, (requests + 1, requests, step.block_table.size))
+        token_ids, positions, slots, logits_indices = torch.split(wide_t, [tokens, tokens, tokens, requests])
+        cu_seqlens_q, seq_lens, table = torch.split(narrow_t, [requests + 1, requests, step.block_table.size])
         if step.feeds.any():
             if last_token is None:
                 raise ValueError("this step feeds sampled tokens on the device: from_step() needs last_token")

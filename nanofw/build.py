@@ -141,7 +141,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device, source: ModelSource) -> torch.dtype:
-    """The dtype that a setting names; "auto" is float32 on a CPU (half precision is slow there), else the model's own."""
+    """The dtype that a setting names; "auto" is float32 on a CPU, where half precision is slow."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else source.dtype
     dtype: torch.dtype = getattr(torch, name)

@@ -29,17 +29,18 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-C = TypeVar("C", bound="Component", contravariant=True)
+C_contra = TypeVar("C_contra", bound="Component", contravariant=True)
 
 
-class Register(Protocol[C]):
+class Register(Protocol[C_contra]):
     """Registers one component of a kind under the name users select it by.
 
     `target` is the class, or "package.module:Class" where importing it is costly or can fail: it is imported when first
     used, and an import error then becomes the reason why it is unavailable.
     """
 
-    def __call__(self, name: str, target: type[C] | str) -> None: ...
+    def __call__(self, name: str, target: type[C_contra] | str) -> None:
+        """Register `target` as `name`."""
 
 
 @hookspec

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from nanofw.scheduler import Limits, Schedule, Scheduler
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from nanofw.batch import Batch, Step
 from nanofw.runner import HostSampled, Parts, Pending, Runner, RunnerReport
 from nanofw.sampler import Sampled

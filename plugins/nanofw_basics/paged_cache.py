@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
 from nanofw.batch import NULL_BLOCK
 from nanofw.kv_cache import KVCache, KVCacheSpec, LayerKV
 

@@ -8,6 +8,7 @@ token has nothing to do with its company, with its place in the batch, or with h
 from __future__ import annotations
 
 import torch
+
 from nanofw.batch import Sampling
 from nanofw.sampler import Sampled, Sampler
 

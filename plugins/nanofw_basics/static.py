@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from nanofw.scheduler import Limits, Schedule, Scheduler
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ time goes to Python and to launches, not to memory or arithmetic, and a larger b
 from __future__ import annotations
 
 import torch
+
 from nanofw.attention import Attention, Capabilities
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
 from nanofw.attention import Attention, Capabilities
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV
