@@ -35,10 +35,12 @@ class Config:
     Attributes:
         model: a local transformers folder, a hub id, `smollm2`, or `dummy:NAME`.
         model_impl, attention, kv_cache, scheduler, runner, sampler: which plugin serves each kind.
-        device: "auto" is "cuda" where there is one, else "cpu". dtype: "auto" is float32 on a CPU, else the checkpoint's.
+        device: "auto" is "cuda" where there is one, else "cpu".
+        dtype: "auto" is float32 on a CPU, where half precision is slow, else the checkpoint's.
         max_model_len: most tokens a request may reach; None takes the model's length, less if the cache holds less.
         max_num_seqs: most requests running at once. max_batch_tokens: most tokens in a step.
-        kv_blocks: blocks of the KV cache; or kv_memory: its size, e.g. "2GiB"; None of both takes a share of free memory.
+        kv_blocks: blocks of the KV cache.
+        kv_memory: its size instead, e.g. "2GiB". With neither set it takes a share of the free memory.
         steps_in_flight: 0 waits for each step's tokens; 1 plans and starts the next step first.
         seed: of requests that bring none.
         trust_remote_code, allow_pickle: off unless asked for by name; both run code that comes with a checkpoint.
@@ -154,7 +156,7 @@ def read_environment(environ: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def parse_option(text: str) -> dict[str, dict[str, Any]]:
-    """`kind.key=value` as options. Raises ConfigError if it has another form."""
+    """Read `kind.key=value`. Raises ConfigError if it has another form."""
     if match := re.fullmatch(r"(\w+)\.(\w+)=(.*)", text):
         kind, key, value = match.groups()
         return {kind: {key: value}}
@@ -171,7 +173,7 @@ def merge_options(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def parse_bytes(text: str) -> int:
-    """ "2GiB", "512 MiB", "1.5GB" or plain bytes as a number of bytes. Raises ConfigError otherwise."""
+    """Read "2GiB", "512 MiB", "1.5GB" or a plain number of bytes. Raises ConfigError for anything else."""
     units = {"": 1, "b": 1}
     for power, letter in enumerate("kmgt", start=1):
         units |= {f"{letter}ib": 1024**power, letter: 1024**power, f"{letter}b": 1000**power}

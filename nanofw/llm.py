@@ -107,7 +107,7 @@ class LLM:
             self._abort(requests)
 
     def chat_prompt(self, messages: str | Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation in the model's chat template, ready for its answer. A text is one user message."""
+        """Token ids of a conversation in the model's chat template, ready for an answer. A text is one user message."""
         if self.tokenizer.chat_template is None:
             raise RequestError(f"{self.config.model} has no chat template; give it plain text")
         if isinstance(messages, str):
@@ -124,9 +124,9 @@ class LLM:
         if len(each) != len(many):
             raise RequestError(f"{len(many)} prompts and {len(each)} SamplingParams: give one, or one for each prompt")
         work = []
-        for number, (prompt, how) in enumerate(zip(many, each, strict=True)):
+        for number, (prompt, given) in enumerate(zip(many, each, strict=True)):
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            how = how or SamplingParams()
+            how = given or SamplingParams()
             try:
                 self.engine.check(ids, how)
             except RequestError as error:

@@ -36,7 +36,7 @@ def build_options(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """Check `value` against the type `hint`, reading a text as that type. Raises ConfigError that starts with `where`."""
+    """Check `value` against a type, reading a text as that type. Raises ConfigError that starts with `where`."""
     origin = get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         for member in sorted(get_args(hint), key=lambda m: m is str):

@@ -285,7 +285,7 @@ def _source(entry: metadata.EntryPoint) -> Source:
     dist = entry.dist
     if dist is None:
         return Source(entry.name, "(unknown distribution)", "")
-    return Source(entry.name, dist.name or "(unnamed distribution)", dist.version)
+    return Source(entry.name, str(dist.name), str(dist.version))
 
 
 def _describe(error: BaseException) -> str:

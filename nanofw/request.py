@@ -1,4 +1,4 @@
-"""A request's life: what was asked (`SamplingParams`), what is going on (`Request`), what came out (`RequestOutput`)."""
+"""A request's life: what was asked (`SamplingParams`), what goes on (`Request`), what came out (`RequestOutput`)."""
 
 from __future__ import annotations
 

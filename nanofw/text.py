@@ -41,7 +41,7 @@ class Detokenizer:
         return len(self._ids)
 
     def add(self, ids: Sequence[int]) -> str:
-        """Take tokens; returns the text that may now be shown. After it, `stopped` says whether a stop string is there."""
+        """Take tokens; returns the text that may now be shown. `stopped` then says whether a stop string is there."""
         self._ids.extend(ids)
         before = self._decode(self._window, self._read)
         after = self._decode(self._window, len(self._ids))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PagedKVCache(KVCache):
-    """Block tables over a pool, with a stack of free blocks. Growing any number of requests is a few array operations."""
+    """Block tables over a pool, with a stack of free blocks. Growing all requests is a few array operations."""
 
     @dataclass(frozen=True, slots=True)
     class Options:
