@@ -62,14 +62,15 @@ class Sampling:
 class Step:
     """One step for all its requests, planned on the host. All arrays are numpy, packed in the order of `rows`.
 
+    What the device needs lies in two buffers, so that a step travels in two copies; the arrays marked * are views.
+
     Attributes:
         rows: `[B]` the requests' rows in the `RequestTable`; also where the device keeps their last sampled token.
         tickets: `[B]` the rows' tickets when the step was planned.
         query_lens: `[B]` tokens computed for each request. seq_lens: `[B]` context including them.
-        cu_seqlens_q: `[B+1]` where each request's tokens start in the packed dimension.
-        token_ids, positions, slot_mapping: `[T]`.
-        block_table: `[B, M]` int32, tails filled with the null block.
-        feeds: `[B]` bool, the request's only token is the one sampled last for its row, known to the device alone.
+        wide: int64, the concatenation of token_ids* `[T]`, positions* `[T]`, slot_mapping* `[T]`, logits_indices `[B]`.
+        narrow: int32, the concatenation of cu_seqlens_q `[B+1]`, seq_lens `[B]`, block_table* `[B, M]`.
+        feeds: `[F]` which requests' only token is the one sampled last for their row, known to the device alone.
         emits: `[B]` bool, the sampled token counts; False while a prompt is only part-way through.
         sampling: how to choose the tokens, or None where every row takes the arg-max and nobody asked for logprobs.
         max_query_len, max_seq_len: upper bounds of the lengths, exact here.
@@ -79,26 +80,49 @@ class Step:
     tickets: IntArray
     query_lens: IntArray
     seq_lens: IntArray
-    cu_seqlens_q: IntArray
-    token_ids: IntArray
-    positions: IntArray
-    slot_mapping: IntArray
-    block_table: np.ndarray[Any, np.dtype[np.int32]]
-    feeds: np.ndarray[Any, np.dtype[np.bool_]]
+    wide: IntArray
+    narrow: np.ndarray[Any, np.dtype[np.int32]]
+    feeds: IntArray
     emits: np.ndarray[Any, np.dtype[np.bool_]]
     sampling: Sampling | None
+    num_tokens: int
     max_query_len: int
     max_seq_len: int
-
-    @property
-    def num_tokens(self) -> int:
-        """T, the tokens this step computes."""
-        return len(self.token_ids)
 
     @property
     def num_requests(self) -> int:
         """B, the requests in this step."""
         return len(self.rows)
+
+    @property
+    def token_ids(self) -> IntArray:
+        """`[T]`; where `feeds` says so, the value is not known here."""
+        return self.wide[: self.num_tokens]
+
+    @property
+    def positions(self) -> IntArray:
+        """`[T]`, of each token in its request."""
+        return self.wide[self.num_tokens : 2 * self.num_tokens]
+
+    @property
+    def slot_mapping(self) -> IntArray:
+        """`[T]`, where each token's K and V go."""
+        return self.wide[2 * self.num_tokens : 3 * self.num_tokens]
+
+    @property
+    def logits_indices(self) -> IntArray:
+        """`[B]`, each request's last token in the packed dimension."""
+        return self.wide[3 * self.num_tokens :]
+
+    @property
+    def cu_seqlens_q(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """`[B+1]`, where each request's tokens start in the packed dimension."""
+        return self.narrow[: self.num_requests + 1]
+
+    @property
+    def block_table(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """`[B, M]`, tails filled with the null block."""
+        return self.narrow[2 * self.num_requests + 1 :].reshape(self.num_requests, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,19 +180,15 @@ class Batch:
             last_token: `[rows]` int64 on the device, the last token sampled for each row; needed if `step.feeds`.
         """
         tokens, requests = step.num_tokens, step.num_requests
-        wide = np.concatenate((step.token_ids, step.positions, step.slot_mapping, step.cu_seqlens_q[1:] - 1))
-        narrow = np.empty(2 * requests + 1 + step.block_table.size, dtype=np.int32)
-        narrow[: requests + 1] = step.cu_seqlens_q
-        narrow[requests + 1 : 2 * requests + 1] = step.seq_lens
-        narrow[2 * requests + 1 :] = step.block_table.reshape(-1)
-        wide_t = torch.from_numpy(wide).to(device, non_blocking=True)
-        narrow_t = torch.from_numpy(narrow).to(device, non_blocking=True)
-        token_ids, positions, slots, logits_indices = torch.split(wide_t, [tokens, tokens, tokens, requests])
-        cu_seqlens_q, seq_lens, table = torch.split(narrow_t, [requests + 1, requests, step.block_table.size])
-        if step.feeds.any():
+        wide = torch.from_numpy(step.wide).to(device, non_blocking=True)
+        narrow = torch.from_numpy(step.narrow).to(device, non_blocking=True)
+        table_size = len(step.narrow) - 2 * requests - 1
+        token_ids, positions, slots, logits_indices = wide.split_with_sizes((tokens, tokens, tokens, requests))
+        cu_seqlens_q, seq_lens, table = narrow.split_with_sizes((requests + 1, requests, table_size))
+        if len(step.feeds):
             if last_token is None:
                 raise ValueError("this step feeds sampled tokens on the device: from_step() needs last_token")
-            where = np.concatenate((step.cu_seqlens_q[:-1][step.feeds], step.rows[step.feeds]))
+            where = np.concatenate((step.logits_indices[step.feeds], step.rows[step.feeds]))
             target, source = torch.from_numpy(where).to(device, non_blocking=True).chunk(2)
             token_ids.index_copy_(0, target, last_token.index_select(0, source))
         return cls(
@@ -177,7 +197,7 @@ class Batch:
             slot_mapping=slots,
             cu_seqlens_q=cu_seqlens_q,
             seq_lens=seq_lens,
-            block_table=table.view(step.block_table.shape),
+            block_table=table.view(requests, -1),
             logits_indices=logits_indices,
             max_query_len=step.max_query_len,
             max_seq_len=step.max_seq_len,
@@ -204,29 +224,40 @@ def pack(
     """
     start = table.computed[rows]
     seq_lens = start + query_lens
-    requests, max_query_len, max_seq_len = len(rows), int(query_lens.max()), int(seq_lens.max())
-    cu_seqlens_q = np.zeros(requests + 1, dtype=np.int64)
-    np.cumsum(query_lens, out=cu_seqlens_q[1:])
-    if max_query_len == 1:
-        positions, owner = start, rows
+    requests, tokens = len(rows), int(query_lens.sum())
+    max_seq_len = int(seq_lens.max())
+    wide = np.empty(3 * tokens + requests, dtype=np.int64)
+    if tokens == requests:  # one token each
+        max_query_len, owner, positions = 1, rows, start
+        ends = np.arange(1, requests + 1)
     else:
+        max_query_len = int(query_lens.max())
+        ends = query_lens.cumsum()
         owner = np.repeat(rows, query_lens)
-        positions = np.arange(cu_seqlens_q[-1]) + np.repeat(start - cu_seqlens_q[:-1], query_lens)
+        positions = np.arange(tokens) + np.repeat(start - ends + query_lens, query_lens)
     blocks, offsets = np.divmod(positions, block_size)
+    wide[:tokens] = table.tokens[owner, positions]
+    wide[tokens : 2 * tokens] = positions
+    wide[2 * tokens : 3 * tokens] = block_table[owner, blocks] * np.int64(block_size) + offsets
+    np.subtract(ends, 1, out=wide[3 * tokens :])
+
     columns = min(-(-max_seq_len // block_size), block_table.shape[1])
+    narrow = np.empty(2 * requests + 1 + requests * columns, dtype=np.int32)
+    narrow[0] = 0
+    narrow[1 : requests + 1] = ends
+    narrow[requests + 1 : 2 * requests + 1] = seq_lens
+    block_table[:, :columns].take(rows, axis=0, out=narrow[2 * requests + 1 :].reshape(requests, columns))
     return Step(
         rows=rows,
         tickets=table.ticket[rows],
         query_lens=query_lens,
         seq_lens=seq_lens,
-        cu_seqlens_q=cu_seqlens_q,
-        token_ids=table.tokens[owner, positions].astype(np.int64),
-        positions=positions,
-        slot_mapping=block_table[owner, blocks].astype(np.int64) * block_size + offsets,
-        block_table=block_table[rows, :columns],
-        feeds=seq_lens > table.known[rows],
+        wide=wide,
+        narrow=narrow,
+        feeds=(seq_lens > table.known[rows]).nonzero()[0],
         emits=seq_lens == table.length[rows],
-        sampling=_sampling(table, rows, seq_lens),
+        sampling=_sampling(table, rows, seq_lens) if table.num_choosy else None,
+        num_tokens=tokens,
         max_query_len=max_query_len,
         max_seq_len=max_seq_len,
     )

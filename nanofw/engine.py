@@ -206,17 +206,18 @@ class Engine:
         """Take a step's tokens in; end the requests that are done; report."""
         sampled, step, table = flight.pending.wait(), flight.step, self.table
         live = table.ticket[step.rows] == step.tickets  # the others ended or were put back while the step ran
-        counts = np.flatnonzero(live & step.emits)
+        counts = (live & step.emits).nonzero()[0]
         rows, tokens = step.rows[counts], sampled.tokens[counts]
-        table.tokens[rows, table.known[rows]] = tokens
-        table.known[rows] += 1
+        known = table.known[rows]
+        table.tokens[rows, known] = tokens
+        table.known[rows] = known + 1
         self.kv_cache.commit(step.rows[live], step.seq_lens[live], self._tokens_of)
 
         stopped = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
-        at_limit = table.known[rows] > table.last[rows]
+        at_limit = known >= table.last[rows]
         outputs: list[RequestOutput] = []
         finished: list[Request] = []
-        for i in np.flatnonzero(stopped | at_limit | table.watched[rows]):  # the rest needs no look
+        for i in (stopped | at_limit | table.watched[rows]).nonzero()[0]:  # the rest needs no look
             request: Request = table.requests[rows[i]]
             if request.params.logprobs is not None:
                 request.logprobs.append(_logprob(sampled, int(counts[i]), request.params.logprobs))

@@ -159,7 +159,7 @@ class PluginHost:
 
     def register(self, plugin: object, name: str | None = None) -> None:
         """Register a plugin object directly, without an entry point. Raises PluginError if it fails."""
-        name = name or getattr(plugin, "__name__", type(plugin).__name__)
+        name = name or str(getattr(plugin, "__name__", type(plugin).__name__))
         strict, self.strict = self.strict, True
         try:
             self._guard(Source(name, "(registered directly)", ""), lambda: plugin)

@@ -62,9 +62,9 @@ class SamplingParams:
                 raise RequestError(f"{name}={value!r} is out of range: it must be {allowed}")
 
     @property
-    def greedy(self) -> bool:
-        """Whether the arg-max is taken."""
-        return self.temperature == 0
+    def choosy(self) -> bool:
+        """Whether more than the arg-max is wanted: a random choice, or logprobs."""
+        return self.temperature > 0 or self.logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)

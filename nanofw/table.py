@@ -35,6 +35,7 @@ class RequestTable:
         tokens: `[rows, max_len]` int32, token values.
         stop_ids: `[rows, K]` int64, ids that end the request, padded with -1.
         temperature, top_k, top_p, seed, logprobs: sampling parameters (`logprobs` -1: none).
+        num_choosy: running requests that are not plain greedy (a number, not an array).
         watched: rows whose tokens are looked at one by one (streams, stop strings, logprobs).
     """
 
@@ -49,6 +50,7 @@ class RequestTable:
         self.tokens = np.empty((rows, max_len), dtype=np.int32)
         self.stop_ids = np.full((rows, 4), -1, dtype=np.int64)
         self.requests = np.full(rows, None, dtype=object)
+        self.num_choosy = 0
         self._free = list(range(rows - 1, -1, -1))
 
     @property
@@ -80,6 +82,7 @@ class RequestTable:
             self.stop_ids = grown
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(request.stop_ids)] = request.stop_ids
+        self.num_choosy += params.choosy
         self.requests[row] = request
         request.row = row
         return row
@@ -88,6 +91,7 @@ class RequestTable:
         """Take the row back and hand the known tokens to `request`. Returns the row, whose blocks the caller frees."""
         row = request.row
         request.output_ids = self.output_ids(row, len(request.prompt_ids))
+        self.num_choosy -= request.params.choosy
         self.requests[row] = None
         self.ticket[row] += 1
         self._free.append(row)

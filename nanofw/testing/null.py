@@ -64,8 +64,9 @@ class NullModel(Model):
 
     def forward(self, batch: Batch, attention: Attention, kv: Sequence[LayerKV]) -> torch.Tensor:
         """Logits `[B, V]`, each row one of a fixed set."""
-        last, position = batch.token_ids[batch.logits_indices], batch.positions[batch.logits_indices]
-        return self._logits[(last * 7 + position) % _PERIOD]
+        last = batch.token_ids.index_select(0, batch.logits_indices)
+        position = batch.positions.index_select(0, batch.logits_indices)
+        return self._logits.index_select(0, (last * 7 + position).remainder_(_PERIOD))
 
     def next_token(self, token: int, position: int) -> int:
         """The likeliest token after `token` at `position`: what greedy generation must give."""

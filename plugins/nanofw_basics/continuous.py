@@ -66,8 +66,8 @@ class ContinuousScheduler(Scheduler):
         while True:
             rows = self._rows
             num_tokens = self._within_budget(self.table.needs(rows))
-            busy = num_tokens > 0
-            if not busy.all():
+            busy = num_tokens.nonzero()[0]
+            if len(busy) < len(rows):
                 rows, num_tokens = rows[busy], num_tokens[busy]
             if self.kv_cache.allocate(rows, self.table.computed[rows] + num_tokens):
                 return rows, num_tokens, preempted

@@ -38,21 +38,21 @@ class EagerPending(Pending):
     """Copies on their way to the host, and the event that says they have arrived."""
 
     def __init__(self, sampled: Sampled) -> None:
-        fields = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+        fields = [sampled.tokens]
+        if sampled.logprobs is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
+            fields += [sampled.logprobs, sampled.top_ids, sampled.top_logprobs]
         self._event: torch.cuda.Event | None = None
+        self._host = fields
         if sampled.tokens.device.type == "cuda":
-            self._host = [None if t is None else _to_pinned(t) for t in fields]
+            self._host = [_to_pinned(t) for t in fields]
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
-        else:
-            self._host = list(fields)
 
     def wait(self) -> HostSampled:
         """Wait for the event, on a GPU."""
         if self._event is not None:
             self._event.synchronize()
-        arrays: list[Any] = [None if t is None else t.cpu().numpy() for t in self._host]
-        return HostSampled(*arrays)
+        return HostSampled(*(t.cpu().numpy() for t in self._host))
 
 
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:

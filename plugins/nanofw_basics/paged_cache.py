@@ -51,7 +51,7 @@ class PagedKVCache(KVCache):
         self.layers = [self._layer(index) for index in range(len(spec.layers))]
         columns = min(self.blocks_for(spec.max_len), max(self.num_blocks - 1, 1))
         self.block_table = np.full((spec.rows, columns), NULL_BLOCK, dtype=np.int32)
-        self._held = np.zeros(spec.rows, dtype=np.int64)
+        self._held, self._room = np.zeros((2, spec.rows), dtype=np.int64)  # in blocks, in slots
         # A stack: the block given back last is the first to be used again, while it may still be in a processor cache.
         self._free = np.arange(self.num_blocks - 1, NULL_BLOCK, -1, dtype=np.int32)
         self._num_free = len(self._free)
@@ -63,6 +63,8 @@ class PagedKVCache(KVCache):
 
     def allocate(self, rows: IntArray, lengths: IntArray) -> bool:
         """Give each row the blocks it lacks, all or nothing."""
+        if (lengths <= self._room[rows]).all():  # most decode steps
+            return True
         held = self._held[rows]
         lacking = np.maximum(-(-lengths // self.block_size) - held, 0)
         total = int(lacking.sum())
@@ -74,6 +76,7 @@ class PagedKVCache(KVCache):
             nth = np.arange(total) - np.repeat(np.cumsum(lacking) - lacking, lacking)
             self.block_table[rows[owner], held[owner] + nth] = blocks
             self._held[rows] = held + lacking
+            self._room[rows] = (held + lacking) * self.block_size
             self._num_free -= total
         return True
 
@@ -83,7 +86,7 @@ class PagedKVCache(KVCache):
         self._free[self._num_free : self._num_free + count] = self.block_table[row, :count][::-1]
         self._num_free += count
         self.block_table[row, :count] = NULL_BLOCK
-        self._held[row] = 0
+        self._held[row] = self._room[row] = 0
 
     def check_integrity(self) -> None:
         """Every block but the null block is free or owned, exactly once; tails of the table are null."""
