@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from nanofw.batch import Step, pack
 from nanofw.errors import EngineError, RequestError
 from nanofw.events import EngineCreated, RequestFinished, StepFinished
