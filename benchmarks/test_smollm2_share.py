@@ -1,0 +1,53 @@
+"""The engine's own share of a SmolLM2 decode step at batch 1. Aim: below 3 %.
+
+    nanofw model pull smollm2 && pytest benchmarks/test_smollm2_share.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from nanofw.attention import Attention
+from nanofw.batch import Batch
+from nanofw.build import build_engine, build_model
+from nanofw.config import Config
+from nanofw.kv_cache import LayerKV
+from nanofw.model import Model
+from nanofw.plugins import PluginHost
+from nanofw.request import SamplingParams
+from nanofw.weights import resolve
+
+
+class TimedModel(Model):
+    """Another model, with a clock around its forward pass."""
+
+    def __init__(self, inner: Model) -> None:
+        self.inner, self.spec, self.seconds = inner, inner.spec, 0.0
+
+    def forward(self, batch: Batch, attention: Attention, kv: Sequence[LayerKV]) -> torch.Tensor:
+        """Time it."""
+        started = time.perf_counter()
+        logits = self.inner.forward(batch, attention, kv)
+        self.seconds += time.perf_counter() - started
+        return logits
+
+
+def test_share_of_a_decode_step(benchmark, host: PluginHost) -> None:
+    config = Config(model="smollm2", kv_blocks=64, max_num_seqs=1)
+    source = resolve("smollm2")
+    model = TimedModel(build_model(replace(config), host, source))
+    engine = build_engine(config, host, source, model)
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    engine.add("r", source.load_tokenizer().encode("The capital of France is"), params, stream=False)
+    for _ in range(10):
+        engine.step()
+    model.seconds, rounds = 0.0, 100
+    started = time.perf_counter()
+    benchmark.pedantic(engine.step, rounds=rounds)
+    total = time.perf_counter() - started
+    benchmark.extra_info["engine_share"] = share = round(1 - model.seconds / total, 4)
+    print(f"\nengine's share of a step: {share:.2%} of {total / rounds * 1e3:.1f} ms")
