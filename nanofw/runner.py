@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nanofw.batch import Batch
 from nanofw.component import Component
 
 if TYPE_CHECKING:
@@ -37,6 +38,35 @@ class Pending(ABC):
     @abstractmethod
     def wait(self) -> HostSampled:
         """Wait for the step's tokens. Called once."""
+
+
+class OnDevice(Pending):
+    """Results that lie on a device. On a GPU their copies to pinned memory are under way, behind an event.
+
+    Args:
+        sampled: the step's tokens; not kept beyond the copy on a GPU.
+    """
+
+    def __init__(self, sampled: Sampled) -> None:
+        fields = [sampled.tokens]
+        if sampled.logprobs is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
+            fields += [sampled.logprobs, sampled.top_ids, sampled.top_logprobs]
+        self._event: torch.cuda.Event | None = None
+        self._host = fields
+        if sampled.tokens.device.type == "cuda":
+            self._host = [_to_pinned(t) for t in fields]
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def wait(self) -> HostSampled:
+        """Wait for the event, on a GPU."""
+        if self._event is not None:
+            self._event.synchronize()
+        return HostSampled(*(t.cpu().numpy() for t in self._host))
+
+
+def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +109,23 @@ class Runner(Component):
     def validate(cls, parts: Parts) -> list[str]:
         """Every reason why this runner cannot run `parts`; empty if it can."""
         return []
+
+    @torch.inference_mode()
+    def run_eagerly(self, step: Step, last_token: torch.Tensor) -> Pending:
+        """Launch every operation of a step: what any runner may do with a step that its fast path does not take.
+
+        Args:
+            step: the plan. last_token: `[rows]` int64 on the device; read for `step.feeds`, then updated.
+        """
+        parts = self.parts
+        batch = Batch.from_step(step, parts.device, last_token)
+        batch = batch.with_plan(parts.attention.plan(batch))
+        logits = parts.model.forward(batch, parts.attention, parts.kv_cache.layers)
+        sampling = step.sampling.to(parts.device) if step.sampling is not None else None
+        sampled = parts.sampler.sample(logits, sampling)
+        rows = torch.from_numpy(step.rows).to(parts.device, non_blocking=True)
+        last_token.index_copy_(0, rows, sampled.tokens)
+        return OnDevice(sampled)
 
     def warm_up(self) -> None:
         """Do before the first step what should not be paid for by it: compile, capture."""
