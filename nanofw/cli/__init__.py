@@ -1,0 +1,97 @@
+"""The command line, one file a command. Nothing heavy is imported until a command needs it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TextIO
+
+import typer
+from typer.core import TyperGroup
+
+from nanofw import __version__
+from nanofw.cli import generate, plugins
+from nanofw.errors import NanofwError
+
+_NOISY = r"(torch|transformers|huggingface_hub|tokenizers|safetensors|accelerate|triton|gguf)(\..*)?"
+"""Modules whose warnings are for their own developers, not for somebody who types a command."""
+
+
+class Commands(TyperGroup):
+    """Turns what a user can cause into one line and a status: errors 2, Ctrl-C 130. Bugs keep their traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            with _warnings_as_lines():
+                return super().invoke(ctx)
+        except NanofwError as error:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="nanofw",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("generate")(generate.generate)
+app.command("plugins")(plugins.plugins)
+if importlib.util.find_spec("nanofw.cli.model"):
+    app.add_typer(importlib.import_module("nanofw.cli.model").app, name="model")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"nanofw {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """LLM inference in which every moving part is a plugin, proven right and shown to scale.
+
+    Settings come from the command line, then NANOFW_* variables, then nanofw.toml (or pyproject.toml), then defaults.
+
+    Start with: nanofw bench
+    """
+
+
+def main() -> None:
+    """Entry point of the `nanofw` command."""
+    app(prog_name="nanofw")
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Print our warnings as `warning: ...` on stderr, and none of the noise of the libraries below."""
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("default", UserWarning)
+            warnings.filterwarnings("ignore", module=_NOISY)
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,56 @@
+"""What commands print alike, and keeping the libraries below quiet."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from nanofw.engine import Resolved
+
+
+def stdout() -> Console:
+    """A console for results. A file or pipe gets long lines, so that tables stay whole."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=200)
+
+
+def tell(lines: Iterable[str]) -> None:
+    """Print notes to stderr."""
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def resolved_lines(resolved: Mapping[str, Resolved]) -> list[str]:
+    """One line a kind: `attention: naive-gather (nanofw 0.1.0)`, and the path where there is one."""
+    return [
+        f"{kind}: {r.name} ({r.distribution} {r.version})" + (f", path {r.path}" if r.path else "")
+        for kind, r in resolved.items()
+    ]
+
+
+def resolved_json(resolved: Mapping[str, Resolved]) -> dict[str, dict[str, Any]]:
+    """The same for a JSON report."""
+    return {kind: asdict(r) for kind, r in resolved.items()}
+
+
+def quiet_libraries() -> None:
+    """Ask transformers and its kin for silence: before they are imported, through their variables.
+
+    Called by commands that load a model, so a program that uses nanofw as a library keeps its own choices.
+    """
+    for variable, value in {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(variable, value)
