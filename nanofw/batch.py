@@ -138,7 +138,8 @@ class Batch:
         max_query_len, max_seq_len: declared upper bounds, host integers.
         query_lens_host, seq_lens_host: `[B]` numpy int64: lengths for code that branches on them; reading these
             never waits for the device.
-        num_padding: trailing requests (one token each, slot -1, no context) that only fill a graph's bucket.
+        num_padding: trailing requests that may be padding of a graph's bucket: one token each, slot -1, no context.
+            In a captured step it is a bound, since the number changes from replay to replay.
         plan: what the attention's `plan()` returned for this step.
     """
 

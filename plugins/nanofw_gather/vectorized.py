@@ -50,7 +50,8 @@ class VectorizedGather(Attention):
     def plan(self, batch: Batch) -> list[Group]:
         """Split the step into its decode and its prefill requests. Reads lengths on the host: nobody waits."""
         decode = batch.query_lens_host == 1
-        parts = [np.flatnonzero(decode), np.flatnonzero(~decode)]
+        decode &= batch.seq_lens_host > 0  # padding has no context, and its rows stay zero
+        parts = [np.flatnonzero(decode), np.flatnonzero(batch.query_lens_host > 1)]
         return [self._group(batch, chosen) for chosen in parts if len(chosen)]
 
     def _group(self, batch: Batch, chosen: IntArray) -> Group:
@@ -80,8 +81,6 @@ class VectorizedGather(Attention):
         for group in groups:
             attended = self._attend_group(q[group.tokens], kv, group)
             out[group.tokens.flatten()[group.real]] = attended.flatten(0, 1)[group.real]
-        if batch.num_padding:
-            out[-batch.num_padding :] = 0
         return out
 
     def _attend_group(self, q: torch.Tensor, kv: LayerKV, group: Group) -> torch.Tensor:

@@ -1,0 +1,245 @@
+"""`triton-paged`: attention that reads the cache where it lies."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import triton
+
+from nanofw.attention import Attention, AttentionSpec, Capabilities
+from nanofw.batch import Batch
+from nanofw.kv_cache import LayerKV
+from nanofw.launch import launch
+from nanofw_triton.kernels.decode import decode_kernel, merge_kernel
+from nanofw_triton.kernels.prefill import prefill_kernel
+from nanofw_triton.kernels.write import write_kernel
+
+if TYPE_CHECKING:
+    from nanofw.table import IntArray
+
+MAX_SPLITS = 32
+WAVES = 2
+"""Programs to aim for, per multiprocessor, when a context is split."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What one step needs, made once for all layers.
+
+    Attributes:
+        decoding: how many requests have one query token. requests: `[decoding]` int32, which; None if all do.
+        splits: parts that each decode context is cut into.
+        tiles: `[tiles, 2]` int32, request and first query of each prefill tile; None if nothing is prefilled.
+        queries: query tokens a prefill tile.
+    """
+
+    decoding: int
+    requests: torch.Tensor | None
+    splits: int
+    tiles: torch.Tensor | None
+    queries: int
+
+
+class TritonPagedAttention(Attention):
+    """Split-KV decode and fused prefill. Any ratio of heads, head size up to 512, window, soft cap, block size."""
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """splits: parts a decode context is cut into; 0 chooses by batch and context bound."""
+
+        splits: int = 0
+
+        def __post_init__(self) -> None:
+            if not 0 <= self.splits <= MAX_SPLITS:
+                raise ValueError(f"splits must be 0 to {MAX_SPLITS}, got {self.splits}")
+
+    options: Options
+    capabilities = Capabilities(
+        dtypes=(torch.float32, torch.float16, torch.bfloat16),
+        head_sizes=range(1, 513),
+        windows=True,
+        soft_cap=True,
+        graphs=True,
+        reads_padding=False,
+    )
+
+    @classmethod
+    def validate(cls, spec: AttentionSpec) -> list[str]:
+        """Beyond the declared: on a CPU only Triton's interpreter runs, and it computes bfloat16 wrongly."""
+        reasons = super().validate(spec)
+        if spec.device.type == "cpu":
+            if not interpreted():
+                reasons.append("way to run on a CPU but Triton's interpreter (set TRITON_INTERPRET=1 before starting)")
+            elif spec.dtype == torch.bfloat16:
+                reasons.append("right results in bfloat16 in Triton's interpreter (tl.dot is off by 1e10; use float32)")
+        elif spec.device.type != "cuda":
+            reasons.append(f"kernels for device {spec.device.type}")
+        return reasons
+
+    def __init__(self, spec: AttentionSpec, options: Options) -> None:
+        super().__init__(spec, options)
+        cuda = spec.device.type == "cuda"
+        self._programs = torch.cuda.get_device_properties(spec.device).multi_processor_count * WAVES if cuda else 8
+        self._precision = "ieee" if spec.dtype == torch.float32 else "tf32"  # tf32 would round fp32 inputs
+
+    def plan(self, batch: Batch) -> Plan:
+        """Sort requests into decode and prefill, by the host's lengths; choose splits from declared bounds."""
+        query_lens = batch.query_lens_host
+        kv_heads = self.spec.layers[0].num_kv_heads
+        if batch.max_query_len == 1:
+            return Plan(batch.num_requests, None, self._splits(batch, batch.num_requests * kv_heads), None, 0)
+        single, many = np.flatnonzero(query_lens == 1), np.flatnonzero(query_lens > 1)
+        group = max(layer.num_heads // layer.num_kv_heads for layer in self.spec.layers)
+        queries = max(triton.next_power_of_2(128 // group), 1) if batch.max_query_len > 16 else max(64 // group, 1)
+        tiles = _tiles(many, query_lens[many], queries)
+        device = batch.seq_lens.device
+        return Plan(
+            decoding=len(single),
+            requests=torch.from_numpy(single.astype(np.int32)).to(device, non_blocking=True),
+            splits=self._splits(batch, max(len(single), 1) * kv_heads),
+            tiles=torch.from_numpy(tiles).to(device, non_blocking=True),
+            queries=queries,
+        )
+
+    def attend(self, q: torch.Tensor, kv: LayerKV, batch: Batch) -> torch.Tensor:
+        """At most three launches; see the contract."""
+        plan: Plan = batch.plan
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if plan.decoding:
+            self._decode(q, kv, batch, plan, out)
+        if plan.tiles is not None:
+            self._prefill(q, kv, batch, plan, out)
+        return out
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor, kv: LayerKV, batch: Batch) -> None:
+        """One launch for both."""
+        spec = kv.spec
+        launch(
+            write_kernel,
+            (k.shape[0],),
+            k,
+            v,
+            kv.key,
+            kv.value,
+            batch.slot_mapping,
+            *k.stride()[:2],
+            *v.stride()[:2],
+            *kv.key.stride()[:3],
+            BLOCK_SIZE=kv.block_size,
+            KV_HEADS=spec.num_kv_heads,
+            KV_HEADS_PAD=triton.next_power_of_2(spec.num_kv_heads),
+            SIZE=spec.head_size,
+            SIZE_PAD=triton.next_power_of_2(spec.head_size),
+        )
+
+    def _splits(self, batch: Batch, programs: int) -> int:
+        """Enough parts to fill the GPU, but none shorter than a tile of keys."""
+        if self.options.splits:
+            return self.options.splits
+        wanted = min(self._programs // programs, -(-batch.max_seq_len // 128), MAX_SPLITS)
+        return 1 << max(wanted, 1).bit_length() - 1
+
+    def _decode(self, q: torch.Tensor, kv: LayerKV, batch: Batch, plan: Plan, out: torch.Tensor) -> None:
+        spec, splits = kv.spec, plan.splits
+        tokens, heads, size = q.shape
+        partial, lse = out, out
+        if splits > 1:
+            partial = torch.empty((splits, tokens, heads, size), dtype=torch.float32, device=q.device)
+            lse = torch.empty((splits, tokens, heads), dtype=torch.float32, device=q.device)
+        requests = batch.seq_lens if plan.requests is None else plan.requests
+        launch(
+            decode_kernel,
+            (plan.decoding, spec.num_kv_heads, splits),
+            q,
+            kv.key,
+            kv.value,
+            partial,
+            lse,
+            requests,
+            *self._shared(q, kv, batch),
+            tokens,
+            ALL=plan.requests is None,
+            GROUP_PAD=max(triton.next_power_of_2(heads // spec.num_kv_heads), 16),
+            TILE=64 if size <= 128 else 32,
+            SPLITS=splits,
+            **self._constants(kv),
+        )
+        if splits > 1:
+            launch(
+                merge_kernel,
+                (plan.decoding, heads),
+                partial,
+                lse,
+                out,
+                requests,
+                batch.cu_seqlens_q,
+                tokens,
+                ALL=plan.requests is None,
+                HEADS=heads,
+                SIZE=size,
+                SIZE_PAD=triton.next_power_of_2(size),
+                SPLITS=splits,
+                SPLITS_PAD=triton.next_power_of_2(splits),
+            )
+
+    def _prefill(self, q: torch.Tensor, kv: LayerKV, batch: Batch, plan: Plan, out: torch.Tensor) -> None:
+        assert plan.tiles is not None
+        spec = kv.spec
+        rows = max(triton.next_power_of_2(plan.queries * spec.num_heads // spec.num_kv_heads), 16)
+        launch(
+            prefill_kernel,
+            (plan.tiles.shape[0], spec.num_kv_heads),
+            q,
+            kv.key,
+            kv.value,
+            out,
+            plan.tiles,
+            *self._shared(q, kv, batch),
+            QUERIES=plan.queries,
+            ROWS=rows,
+            TILE=64 if spec.head_size <= 128 else 32,
+            num_warps=8 if rows >= 128 else 4,
+            **self._constants(kv),
+        )
+
+    def _shared(self, q: torch.Tensor, kv: LayerKV, batch: Batch) -> tuple[Any, ...]:
+        """Arguments that decode and prefill take alike, in their order."""
+        return (
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            batch.block_table,
+            kv.spec.scale,
+            *q.stride()[:2],
+            *kv.key.stride()[:3],
+            batch.block_table.stride(0),
+        )
+
+    def _constants(self, kv: LayerKV) -> dict[str, Any]:
+        spec = kv.spec
+        return {
+            "BLOCK_SIZE": kv.block_size,
+            "HEADS": spec.num_heads,
+            "GROUP": spec.num_heads // spec.num_kv_heads,
+            "SIZE": spec.head_size,
+            "SIZE_PAD": max(triton.next_power_of_2(spec.head_size), 16),
+            "WINDOW": spec.window or 0,
+            "SOFT_CAP": spec.soft_cap or 0.0,
+            "PRECISION": self._precision,
+        }
+
+
+def interpreted() -> bool:
+    """Whether Triton kernels run in its interpreter (decided when triton was imported)."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _tiles(requests: IntArray, query_lens: IntArray, queries: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """`[tiles, 2]` int32: each request's query tokens cut into tiles of `queries`, longest work first is not needed."""
+    counts = -(-query_lens // queries)
+    owner = np.repeat(np.arange(len(requests)), counts)
+    nth = np.arange(len(owner)) - np.repeat(counts.cumsum() - counts, counts)
+    return np.stack((requests[owner], nth * queries), axis=1).astype(np.int32)
