@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from nanofw import __version__
-from nanofw.cli import generate, plugins
+from nanofw.cli import bench, generate, plugins
 from nanofw.errors import NanofwError
 
 _NOISY = r"(torch|transformers|huggingface_hub|tokenizers|safetensors|accelerate|triton|gguf)(\..*)?"
@@ -44,6 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("generate")(generate.generate)
+app.command("bench")(bench.bench)
 app.command("plugins")(plugins.plugins)
 if importlib.util.find_spec("nanofw.cli.model"):
     app.add_typer(importlib.import_module("nanofw.cli.model").app, name="model")

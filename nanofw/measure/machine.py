@@ -1,0 +1,84 @@
+"""The machine and the software that a measurement depends on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def describe() -> dict[str, Any]:
+    """The machine as plain values for a JSON record.
+
+    Returns:
+        `cpu` (name), `cores` (that this process may use), `threads` (that torch uses), `memory_gib`, `system`;
+        `python`, `nanofw`, `torch`, `transformers`, `triton` (versions, None if not installed); `gpu` None, or a table
+        of `name`, `count`, `memory_gib`, `capability`, `cuda` and `driver`.
+    """
+    import psutil
+
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "nanofw": _version("nanofw"),
+        "torch": str(torch.__version__),
+        "transformers": _version("transformers"),
+        "triton": _version("triton"),
+        "gpu": _gpu(),
+    }
+
+
+def summary(machine: dict[str, Any]) -> str:
+    """One line of it, for a report."""
+    gpu = machine["gpu"]
+    where = f"{gpu['name']}, driver {gpu['driver']}, " if gpu else ""
+    return (
+        f"{where}{machine['cpu']} ({machine['cores']} cores, {machine['threads']} threads), python {machine['python']},"
+        f" torch {machine['torch']}, transformers {machine['transformers']}, triton {machine['triton'] or 'none'}"
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu() -> dict[str, Any] | None:
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "count": torch.cuda.device_count(),
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+    }
+
+
+def _driver() -> str | None:
+    try:
+        found = re.search(r"Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return None
+    return found[1] if found else None
