@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -14,7 +15,7 @@ class NoOptions:
     """Options of a plugin that has none."""
 
 
-class Component:
+class Component(ABC):
     """Base of the six contracts.
 
     A plugin with options declares a frozen dataclass as `Options`; its fields are what a user may set, their types are
