@@ -218,7 +218,7 @@ class PluginHost:
             self._manager.check_pending()
             for kind in KINDS:
                 self._collect(plugin, kind, source, pending)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a module may end in sys.exit() when something is missing
             if plugin is not None and self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
             self._loaded.append(_Loaded(source, api, "failed", _describe(error)))
@@ -226,12 +226,13 @@ class PluginHost:
             return
         for item in pending:
             if clash := self._components.get((item.kind, item.name)):
+                self._manager.unregister(plugin)
                 raise PluginError(
                     f"{item.kind} {item.name!r} is registered twice, by {clash.source} (plugin "
                     f"{clash.source.plugin!r}) and by {item.source} (plugin {item.source.plugin!r}); "
                     f"block one of them, e.g. --no-plugin {item.source.plugin}"
                 )
-            self._components[item.kind, item.name] = item
+        self._components |= {(item.kind, item.name): item for item in pending}
         self._loaded.append(_Loaded(source, api, "ok", components=pending))
 
     def _collect(self, plugin: object, kind: Kind, source: Source, into: list[Registration]) -> None:
@@ -246,7 +247,7 @@ class PluginHost:
         others = [p for p in self._manager.get_plugins() if p is not plugin]
         self._manager.subset_hook_caller(f"nanofw_register_{kind}", others)(register=register)
 
-    def _complain(self, message: str, cause: Exception | None = None) -> None:
+    def _complain(self, message: str, cause: BaseException | None = None) -> None:
         if self.strict:
             raise PluginError(message) from cause
         warnings.warn(message, PluginWarning, stacklevel=4)
