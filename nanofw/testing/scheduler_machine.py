@@ -44,9 +44,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             options={"kv_cache": {"block_size": block_size}},
         )
 
-    @rule(length=st.integers(1, 14), count=st.integers(1, 12), stream=st.booleans())
-    def add(self, length: int, count: int, stream: bool) -> None:
-        """A new request, sometimes under an id that was used before."""
+    @rule(several=st.lists(st.tuples(st.integers(1, 14), st.integers(1, 12), st.booleans()), min_size=1, max_size=4))
+    def add(self, several: list[tuple[int, int, bool]]) -> None:
+        """New requests, sometimes under an id that was used before."""
+        for length, count, stream in several:
+            self._add(length, count, stream)
+
+    def _add(self, length: int, count: int, stream: bool) -> None:
         request_id = str(self.added % 7) if str(self.added % 7) not in self.engine.requests else f"own-{self.added}"
         tokens = prompt(length, self.added)
         self.engine.add(request_id, tokens, SamplingParams(temperature=0, max_tokens=count), stream=stream)
@@ -55,7 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expected[request_id], self.seen[request_id] = following[: end + 1], 0
         self.added += 1
 
-    @rule(times=st.integers(1, 4))
+    @rule(times=st.integers(1, 8))
     def step(self, times: int) -> None:
         """Some steps; every output is looked at."""
         for _ in range(times):

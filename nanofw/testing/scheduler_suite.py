@@ -63,7 +63,7 @@ class SchedulerSuite:
     def engine(cls, eos_token_ids: tuple[int, ...] = (), **changes: Any) -> Engine:
         """An engine with this scheduler and the null model."""
         options = {**changes.pop("options", {}), "scheduler": cls.options}
-        host = host_with("scheduler", cls.backend)  # type: ignore[arg-type]  # mypy holds no class for hashable
+        host = host_with("scheduler", cls.backend)
         return null_engine(host, eos_token_ids, scheduler=NAME, options=options, **changes)
 
     @pytest.mark.parametrize("depth", [0, 1])
