@@ -163,7 +163,9 @@ class Engine:
             return None
         self._release(request)
         self.scheduler.abort(request)
-        return self._finish(request, "abort")
+        output = self._finish(request, "abort")
+        self._tell("nanofw_request_finished", RequestFinished(output))
+        return output
 
     def step(self) -> list[RequestOutput]:
         """Advance by one step.
@@ -229,6 +231,9 @@ class Engine:
                 request.output_ids = table.output_ids(request.row, len(request.prompt_ids))
                 outputs.append(_output(request, delta))
         self.scheduler.update(finished)
+        if finished:  # told last: an observer may raise, or add and abort requests
+            for output in (o for o in outputs if o.finished):
+                self._tell("nanofw_request_finished", RequestFinished(output))
         self._after(flight, len(rows))
         return outputs
 
@@ -250,7 +255,6 @@ class Engine:
         request.finish_reason = reason
         output = _output(request, delta + request.read_rest())
         del self.requests[request.id]
-        self._tell("nanofw_request_finished", RequestFinished(output))
         return output
 
     def _after(self, flight: InFlight, generated: int) -> None:

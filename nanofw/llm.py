@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from nanofw.build import build_engine
 from nanofw.config import Config
 from nanofw.engine import Engine
-from nanofw.errors import RequestError
+from nanofw.errors import EngineError, RequestError
 from nanofw.model import Model
 from nanofw.plugins import PluginHost
 from nanofw.request import Request, RequestOutput, SamplingParams
@@ -63,6 +64,7 @@ class LLM:
         )
         self.engine: Engine = build_engine(self.config, host, self.source, loaded)
         self._ids = itertools.count()
+        self._inboxes: dict[str, deque[RequestOutput]] = {}
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -86,25 +88,14 @@ class LLM:
             RequestError: one of the prompts can never run; none is started then.
         """
         requests = self._add(prompts, params, stream=False)
-        finished: dict[str, RequestOutput] = {}
-        try:
-            while len(finished) < len(requests):
-                finished.update((o.request_id, o) for o in self.engine.step() if o.finished)
-        finally:
-            self._abort(requests)
+        finished = {o.request_id: o for o in self._outputs(requests)}
         return [finished[r.id] for r in requests]
 
     def stream(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Iterator[RequestOutput]:
         """Like `generate`, yielding an output of a request whenever it has a new token; `delta` is its new text."""
-        requests = self._add(prompts, params, stream=True)
-        mine = {r.id for r in requests}
-        try:
-            while any(i in self.engine.requests for i in mine):
-                yield from (o for o in self.engine.step() if o.request_id in mine)
-        finally:
-            self._abort(requests)
+        yield from self._outputs(self._add(prompts, params, stream=True))
 
     def chat_prompt(self, messages: str | Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for an answer. A text is one user message."""
@@ -135,6 +126,34 @@ class LLM:
         return [
             self.engine.add(f"llm-{next(self._ids)}", ids, how, prompt=text, stream=stream) for ids, how, text in work
         ]
+
+    def _outputs(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
+        """Step until `requests` have ended, yielding their outputs.
+
+        What a step brings for another call that is under way (`generate` inside a loop over `stream`) is kept for it.
+        """
+        inbox: deque[RequestOutput] = deque()
+        self._inboxes |= dict.fromkeys((r.id for r in requests), inbox)
+        unfinished = len(requests)
+        try:
+            while unfinished:
+                if inbox:
+                    output = inbox.popleft()
+                    unfinished -= output.finished
+                    yield output
+                elif self.engine.has_work:
+                    self._step()
+                else:
+                    raise EngineError(f"{unfinished} requests of this call were ended by somebody else")
+        finally:
+            for request in requests:
+                del self._inboxes[request.id]
+            self._abort(requests)
+
+    def _step(self) -> None:
+        for output in self.engine.step():
+            if (inbox := self._inboxes.get(output.request_id)) is not None:
+                inbox.append(output)
 
     def _abort(self, requests: Sequence[Request]) -> None:
         """Whatever ended a call early (an error, Ctrl-C, a consumer that stopped listening): leave nothing behind."""
