@@ -61,6 +61,40 @@ class AttentionSpec:
     layout: str = PAGED_NHD
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prologue:
+    """What a layer does to its raw projections before attention: RMSNorm of each head of q and k, then rotation.
+
+    The rotation (RoFormer, Su et al., 2021) pairs element d with d + D/2.
+
+    Attributes:
+        cos, sin: `[max_len, D]` float32, by position.
+        q_norm, k_norm: `[D]` weights of the norms, or None where the model has none.
+        eps: of the norms.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    eps: float = 0.0
+
+    def split(self, qkv: torch.Tensor, spec: LayerSpec, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Make q `[T, Hq, D]`, k and v `[T, Hkv, D]` of `[T, (Hq + 2 Hkv) D]`; float32 inside, rounded once."""
+        heads = qkv.view(qkv.shape[0], -1, spec.head_size)
+        q, k, v = heads.split_with_sizes((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        cos, sin = self.cos[positions, None], self.sin[positions, None]
+
+        def turn(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+            wide = x.float()
+            if weight is not None:
+                wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * weight.float()
+            low, high = wide.chunk(2, dim=-1)
+            return (wide * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+
+        return turn(q, self.q_norm), turn(k, self.k_norm), v
+
+
 class Attention(Component):
     """Attention over a KV cache.
 
@@ -132,3 +166,15 @@ class Attention(Component):
         """Write k and v, then attend. Shapes as above. A kernel that does both at once overrides this."""
         self.write_kv(k, v, kv, batch)
         return self.attend(q, kv, batch)
+
+    def forward_packed(self, qkv: torch.Tensor, prologue: Prologue, kv: LayerKV, batch: Batch) -> torch.Tensor:
+        """Norm and rotate, write, attend: for models that leave the prologue to the attention.
+
+        Args:
+            qkv: `[T, (Hq + 2 Hkv) D]`, what the projections gave. prologue: what to do to it first.
+
+        Returns:
+            `[T, Hq D]`. A kernel that does all at once overrides this.
+        """
+        q, k, v = prologue.split(qkv, kv.spec, batch.positions)
+        return self.forward(q, k, v, kv, batch).flatten(1)

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 import triton
 
-from nanofw.attention import Attention, AttentionSpec, Capabilities
+from nanofw.attention import Attention, AttentionSpec, Capabilities, Prologue
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV
 from nanofw.launch import launch
+from nanofw.pdl import available, launch_options
 from nanofw_triton.kernels.decode import decode_kernel, merge_kernel
+from nanofw_triton.kernels.packed import packed_decode_kernel, prologue_kernel
 from nanofw_triton.kernels.prefill import prefill_kernel
 from nanofw_triton.kernels.write import write_kernel
 
@@ -35,6 +37,7 @@ class Plan:
         splits: parts that each decode context is cut into.
         tiles: `[tiles, 2]` int32, request and first query of each prefill tile; None if nothing is prefilled.
         queries: query tokens a prefill tile.
+        workspace: for the parts of split contexts, the same for every layer; None if contexts are whole.
     """
 
     decoding: int
@@ -42,6 +45,21 @@ class Plan:
     splits: int
     tiles: torch.Tensor | None
     queries: int
+    workspace: Workspace | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workspace:
+    """Where splits leave their parts: flat tensors, as large as the layer with the most heads needs.
+
+    Attributes:
+        partial: `[splits, T, Hq, D]` float32, each split's result. lse: `[splits, T, Hq]` float32, its log-sum, base 2.
+        arrived: `[T, Hkv]` int32, splits done; back at zero after each launch.
+    """
+
+    partial: torch.Tensor
+    lse: torch.Tensor
+    arrived: torch.Tensor
 
 
 class TritonPagedAttention(Attention):
@@ -49,13 +67,13 @@ class TritonPagedAttention(Attention):
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """splits: parts a decode context is cut into; 0 chooses by batch and context bound."""
+        """splits: parts a decode context is cut into, a power of two; 0 chooses by batch and context bound."""
 
         splits: int = 0
 
         def __post_init__(self) -> None:
-            if not 0 <= self.splits <= MAX_SPLITS:
-                raise ValueError(f"splits must be 0 to {MAX_SPLITS}, got {self.splits}")
+            if not 0 <= self.splits <= MAX_SPLITS or self.splits & (self.splits - 1):
+                raise ValueError(f"splits must be 0 or a power of two up to {MAX_SPLITS}, got {self.splits}")
 
     options: Options
     capabilities = Capabilities(
@@ -85,24 +103,28 @@ class TritonPagedAttention(Attention):
         cuda = spec.device.type == "cuda"
         self._programs = torch.cuda.get_device_properties(spec.device).multi_processor_count * WAVES if cuda else 8
         self._precision = "ieee" if spec.dtype == torch.float32 else "tf32"  # tf32 would round fp32 inputs
+        self._pdl = available(spec.device)
 
     def plan(self, batch: Batch) -> Plan:
         """Sort requests into decode and prefill, by the host's lengths; choose splits from declared bounds."""
         query_lens = batch.query_lens_host
         kv_heads = self.spec.layers[0].num_kv_heads
         if batch.max_query_len == 1:
-            return Plan(batch.num_requests, None, self._splits(batch, batch.num_requests * kv_heads), None, 0)
+            splits = self._splits(batch, batch.num_requests * kv_heads)
+            return Plan(batch.num_requests, None, splits, None, 0, self._workspace(splits, batch.num_tokens))
         single, many = np.flatnonzero(query_lens == 1), np.flatnonzero(query_lens > 1)
         group = max(layer.num_heads // layer.num_kv_heads for layer in self.spec.layers)
         queries = max(triton.next_power_of_2(128 // group), 1) if batch.max_query_len > 16 else max(64 // group, 1)
         tiles = _tiles(many, query_lens[many], queries)
         device = batch.seq_lens.device
+        splits = self._splits(batch, max(len(single), 1) * kv_heads)
         return Plan(
             decoding=len(single),
             requests=torch.from_numpy(single.astype(np.int32)).to(device, non_blocking=True),
-            splits=self._splits(batch, max(len(single), 1) * kv_heads),
+            splits=splits,
             tiles=torch.from_numpy(tiles).to(device, non_blocking=True),
             queries=queries,
+            workspace=self._workspace(splits, batch.num_tokens),
         )
 
     def attend(self, q: torch.Tensor, kv: LayerKV, batch: Batch) -> torch.Tensor:
@@ -136,6 +158,81 @@ class TritonPagedAttention(Attention):
             SIZE_PAD=triton.next_power_of_2(spec.head_size),
         )
 
+    def forward_packed(self, qkv: torch.Tensor, prologue: Prologue, kv: LayerKV, batch: Batch) -> torch.Tensor:
+        """A step that only decodes takes one launch; any other prepares q and the cache, then attends."""
+        plan: Plan = batch.plan
+        if plan.tiles is None:
+            return self._decode_packed(qkv, prologue, kv, batch, plan)
+        spec = kv.spec
+        q = torch.empty((qkv.shape[0], spec.num_heads, spec.head_size), dtype=qkv.dtype, device=qkv.device)
+        rows = 16 if spec.head_size <= 256 else 4
+        launch(
+            prologue_kernel,
+            (qkv.shape[0], triton.cdiv(spec.num_heads + 2 * spec.num_kv_heads, rows)),
+            qkv,
+            q,
+            kv.key,
+            kv.value,
+            *_tensors(prologue),
+            batch.positions,
+            batch.slot_mapping,
+            prologue.eps,
+            *kv.key.stride()[:3],
+            NORM=prologue.q_norm is not None,
+            BLOCK_SIZE=kv.block_size,
+            HEADS=spec.num_heads,
+            KV_HEADS=spec.num_kv_heads,
+            ROWS=rows,
+            SIZE=spec.head_size,
+            SIZE_PAD=triton.next_power_of_2(spec.head_size),
+            **launch_options(self._pdl),
+        )
+        return self.attend(q, kv, batch).flatten(1)
+
+    def _decode_packed(
+        self, qkv: torch.Tensor, prologue: Prologue, kv: LayerKV, batch: Batch, plan: Plan
+    ) -> torch.Tensor:
+        spec, constants = kv.spec, self._constants(kv)
+        out = torch.empty((qkv.shape[0], spec.num_heads * spec.head_size), dtype=qkv.dtype, device=qkv.device)
+        work = plan.workspace
+        launch(
+            packed_decode_kernel,
+            (plan.decoding, spec.num_kv_heads, plan.splits),
+            qkv,
+            kv.key,
+            kv.value,
+            out,
+            *((out, out, out) if work is None else (work.partial, work.lse, work.arrived)),
+            *_tensors(prologue),
+            batch.seq_lens,
+            batch.slot_mapping,
+            batch.block_table,
+            spec.scale,
+            prologue.eps,
+            *kv.key.stride()[:3],
+            batch.block_table.stride(0),
+            qkv.shape[0],
+            NORM=prologue.q_norm is not None,
+            ROWS=max(triton.next_power_of_2(constants["GROUP"] + 1), 16),
+            TILE=64 if spec.head_size <= 128 else 32,
+            SPLITS=plan.splits,
+            **constants,
+            **launch_options(self._pdl),
+        )
+        return out
+
+    def _workspace(self, splits: int, tokens: int) -> Workspace | None:
+        if splits == 1:
+            return None
+        layers, device = self.spec.layers, self.spec.device
+        heads = splits * tokens * max(layer.num_heads for layer in layers)
+        size = splits * tokens * max(layer.num_heads * layer.head_size for layer in layers)
+        return Workspace(
+            partial=torch.empty(size, dtype=torch.float32, device=device),
+            lse=torch.empty(heads, dtype=torch.float32, device=device),
+            arrived=torch.zeros(tokens * max(layer.num_kv_heads for layer in layers), dtype=torch.int32, device=device),
+        )
+
     def _splits(self, batch: Batch, programs: int) -> int:
         """Enough parts to fill the GPU, but none shorter than a tile of keys."""
         if self.options.splits:
@@ -146,10 +243,7 @@ class TritonPagedAttention(Attention):
     def _decode(self, q: torch.Tensor, kv: LayerKV, batch: Batch, plan: Plan, out: torch.Tensor) -> None:
         spec, splits = kv.spec, plan.splits
         tokens, heads, size = q.shape
-        partial, lse = out, out
-        if splits > 1:
-            partial = torch.empty((splits, tokens, heads, size), dtype=torch.float32, device=q.device)
-            lse = torch.empty((splits, tokens, heads), dtype=torch.float32, device=q.device)
+        partial, lse = (out, out) if plan.workspace is None else (plan.workspace.partial, plan.workspace.lse)
         requests = batch.seq_lens if plan.requests is None else plan.requests
         launch(
             decode_kernel,
@@ -230,6 +324,12 @@ class TritonPagedAttention(Attention):
             "SOFT_CAP": spec.soft_cap or 0.0,
             "PRECISION": self._precision,
         }
+
+
+def _tensors(prologue: Prologue) -> tuple[torch.Tensor, ...]:
+    """Its tensors in the order of the kernels; without norms, any tensor stands in for their weights."""
+    q_norm = prologue.cos if prologue.q_norm is None else prologue.q_norm
+    return prologue.cos, prologue.sin, q_norm, prologue.cos if prologue.k_norm is None else prologue.k_norm
 
 
 def interpreted() -> bool:
