@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nanofw.batch import Step
     from nanofw.kv_cache import KVCache
     from nanofw.model import Model
-    from nanofw.sampler import Sampler
+    from nanofw.sampler import Sampled, Sampler
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from nanofw import __version__
-from nanofw.cli import bench, generate, plugins
+from nanofw.cli import bench, diff, generate, model, plugins
 from nanofw.errors import NanofwError
 
 _NOISY = r"(torch|transformers|huggingface_hub|tokenizers|safetensors|accelerate|triton|gguf)(\..*)?"
@@ -45,9 +44,9 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("bench")(bench.bench)
+app.command("diff")(diff.diff)
 app.command("plugins")(plugins.plugins)
-if importlib.util.find_spec("nanofw.cli.model"):
-    app.add_typer(importlib.import_module("nanofw.cli.model").app, name="model")
+app.add_typer(model.app, name="model")
 
 
 def _print_version(wanted: bool) -> None:

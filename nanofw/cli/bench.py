@@ -40,9 +40,9 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write a JSON report.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live display.")] = False,
 ) -> None:
-    """Measure throughput over batch sizes. Plugins as comma lists: every combination is measured.
+    """Measure throughput over batch sizes, for every combination of plugins given as comma lists.
 
-    Without a model: dummy:tiny with naive-gather and vectorized-gather, in about two minutes on two CPU cores.
+    Defaults here: dummy:tiny, naive-gather and vectorized-gather; about two minutes on two CPU cores.
 
     Example: nanofw bench --model smollm2 --attention vectorized-gather --scheduler static,continuous
     """

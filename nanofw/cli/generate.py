@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @with_settings()
 def generate(
     settings: Settings,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="One or more prompts.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="One or more.", show_default=False)],
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the likeliest token.")] = 0.0,
     top_k: Annotated[int, typer.Option(metavar="K", help="Keep the K likeliest; 0 is off.")] = 0,

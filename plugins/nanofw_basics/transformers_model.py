@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -32,6 +32,7 @@ PROBE_TOKENS = 5
 _HARMLESS = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
 _HARMLESS |= {"position_embeddings", "past_key_values", "output_router_logits", "logits_to_keep", "deterministic"}
 _UNDERSTOOD = {"nanofw_step", "scaling", "sliding_window", "softcap", "dropout", "is_causal"}
+_FIXED_ATTENTION = "its class {} does not take another attention (_supports_attention_backend)"
 _WORDS = {
     "s_aux": "attention sinks (s_aux)",
     "sinks": "attention sinks (sinks)",
@@ -80,7 +81,7 @@ class TransformersModel(Model):
         if reasons:
             raise _refusal(source, reasons)
         self.options = options
-        self.module: Any = source.load_module(dtype, device, PROBE)
+        self.module = cast("Any", source.load_module(dtype, device, PROBE))
         max_len = int(source.config.max_position_embeddings)
         layers, reasons = probe(self.module, source.config, max_len, dtype, device)
         if reasons:
@@ -121,7 +122,12 @@ def weight_bytes(module: Any) -> int:
 
 def unsupported(config: Any) -> list[str]:
     """What a config asks for that cannot be served, found before any weight is loaded."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
     reasons = []
+    cls = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # none for code that a checkpoint brings
+    if cls is not None and not cls._supports_attention_backend:
+        reasons.append(_FIXED_ATTENTION.format(cls.__name__))
     if getattr(config, "is_encoder_decoder", False):
         reasons.append("it has an encoder")
     kinds = getattr(config, "layer_types", None) or []
@@ -171,7 +177,7 @@ def probe(
         The geometry of each layer, and every reason why the model cannot be served.
     """
     if not getattr(module, "_supports_attention_backend", False):
-        return (), [f"its class {type(module).__name__} does not take another attention (_supports_attention_backend)"]
+        return (), [_FIXED_ATTENTION.format(type(module).__name__)]
     if "logits_to_keep" not in inspect.signature(module.forward).parameters:
         return (), [f"its class {type(module).__name__} computes logits of all tokens (it takes no logits_to_keep)"]
     seen = Probe(max_len, dtype)

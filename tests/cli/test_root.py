@@ -1,0 +1,68 @@
+"""What all commands have in common: help, version, errors, interruptions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import nanofw as package
+from nanofw.plugins import PluginHost
+
+COMMANDS = ("generate", "bench", "diff", "plugins")
+
+
+def test_version(nanofw: Any) -> None:
+    ran = nanofw("--version")
+    assert (ran.code, ran.out) == (0, f"nanofw {package.__version__}\n")
+
+
+def test_help_names_every_command(nanofw: Any) -> None:
+    ran = nanofw("--help")
+    assert ran.code == 0
+    for command in COMMANDS:
+        assert command in ran.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_fits_a_screen_and_has_an_example(nanofw: Any, command: str) -> None:
+    ran = nanofw(command, "--help", COLUMNS="100")
+    assert ran.code == 0
+    assert f"Example: nanofw {command}" in ran.out
+    assert len(ran.out.splitlines()) <= 52
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom nanofw.cli import main\nsys.argv = ['nanofw', 'generate', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('heavy:', [m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--max-tokens" in done.stdout
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_unknown_command_is_a_usage_error(nanofw: Any) -> None:
+    assert nanofw("generat").code == 2
+
+
+def test_ctrl_c_is_quiet(nanofw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PluginHost, "load", interrupted)
+    ran = nanofw("plugins")
+    assert (ran.code, ran.out, ran.err) == (130, "", "")
+
+
+def test_a_bug_keeps_its_traceback(nanofw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(PluginHost, "load", broken)
+    ran = nanofw("plugins")
+    assert isinstance(ran.exception, RuntimeError)
+    assert "error: " not in ran.err
