@@ -6,6 +6,7 @@ for tokens that may never come, and at most one block a request is partly empty.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,13 @@ class PagedKVCache(KVCache):
     def _layer(self, index: int) -> LayerKV:
         layer = self.spec.layers[index]
         shape = (self.num_blocks, self.block_size, layer.num_kv_heads, layer.head_size)
-        # Zeros, not whatever memory held: a masked slot must not turn 0 * NaN into a result.
-        key, value = (torch.zeros(shape, dtype=self.spec.dtype, device=self.spec.device) for _ in "kv")
+        key, value = (_zeros(shape, self.spec.dtype, self.spec.device) for _ in "kv")
         return LayerKV(index, layer, key, value, self.block_size)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, not whatever memory held: a masked slot must not turn 0 * NaN into a result."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy asks the system for zeroed pages, which come when they are first used; torch would write them all now.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
