@@ -18,7 +18,8 @@ class Detokenizer:
 
     Args:
         tokenizer: anything with `decode(ids, skip_special_tokens=...) -> str`.
-        stop: strings that end the text, which is cut before them.
+        stop: strings that end the text, which is cut before them. Of several, the one that is whole first counts; of
+            those that end together, the longest.
         skip_special_tokens: leave special tokens out.
     """
 
@@ -65,9 +66,10 @@ class Detokenizer:
         # A match may begin in text that is there already, but not before what could still have been its beginning.
         start = max(len(self._text) - max(map(len, self._stop), default=1) + 1, 0)
         self._text += new
-        found = [at for at in (self._text.find(stop, start) for stop in self._stop) if at >= 0]
+        # The match that is whole first wins, so that the text does not depend on how it was cut into tokens.
+        found = [(at + len(stop), at) for stop in self._stop if (at := self._text.find(stop, start)) >= 0]
         if found:
-            self._text, self.stopped = self._text[: min(found)], True
+            self._text, self.stopped = self._text[: min(found)[1]], True
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that could be the beginning of a stop string."""
