@@ -26,6 +26,7 @@ from nanofw.errors import ConfigError
 from nanofw.options import convert, describe, listing, suggest
 
 Depth = Literal[0, 1]
+CACHE_SIZES = ("kv_blocks", "kv_memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,16 @@ class Config:
     def build(cls, *layers: Mapping[str, Any]) -> Config:
         """Merge layers of settings, later ones winning; unset (None) values and `options` are merged key by key.
 
+        The size of the KV cache is one setting with two units: a later `kv_blocks` replaces `kv_memory`, and back.
+
         Raises: ConfigError for an unknown key or a wrong type.
         """
         merged: dict[str, Any] = {}
         options: dict[str, dict[str, Any]] = {}
         hints, known = get_type_hints(cls), [f.name for f in dataclasses.fields(cls)]
         for layer in layers:
+            if _sizes_cache(layer):
+                merged = {key: value for key, value in merged.items() if key not in CACHE_SIZES}
             for key, value in layer.items():
                 if key not in known:
                     raise ConfigError(f"no setting {key!r}{suggest(key, known)}; settings are {listing(known)}")
@@ -123,7 +128,8 @@ class Config:
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some settings changed."""
-        return dataclasses.replace(self, **changes)
+        unset: dict[str, Any] = dict.fromkeys(CACHE_SIZES) if _sizes_cache(changes) else {}
+        return dataclasses.replace(self, **unset | changes)
 
 
 def read_file(
@@ -181,6 +187,10 @@ def parse_bytes(text: str) -> int:
     if match and match[2] in units and float(match[1]) > 0:
         return int(float(match[1]) * units[match[2]])
     raise ConfigError(f"{text!r} is no amount of memory; write e.g. 512MiB or 2GiB")
+
+
+def _sizes_cache(layer: Mapping[str, Any]) -> bool:
+    return any(layer.get(key) is not None for key in CACHE_SIZES)
 
 
 def _tables(value: Any) -> Mapping[str, Mapping[str, Any]]:

@@ -85,7 +85,7 @@ def describe(hint: Any) -> str:
     if origin is Literal:
         return f"one of {listing(repr(a) for a in get_args(hint))}"
     if origin is tuple:
-        return f"a list of {describe(get_args(hint)[0])}"
+        return f"a list, each item {describe(get_args(hint)[0])}"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
     return names.get(hint) or str(getattr(hint, "__name__", hint))
 
