@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 
 from nanofw.config import Config, parse_bytes
@@ -95,7 +94,7 @@ def _longest(config: Config, wanted: int, tokens: int) -> tuple[int, tuple[str, 
 
 def _free_memory(device: torch.device, peak_bytes: Callable[[], int]) -> tuple[int, str]:
     if device.type != "cuda":
-        return int(psutil.virtual_memory().available * CPU_SHARE), f"{CPU_SHARE:.0%} of the memory that is free"
+        return int(_available() * CPU_SHARE), f"{CPU_SHARE:.0%} of the memory that is free"
     peak = peak_bytes()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
@@ -106,6 +105,17 @@ def _free_memory(device: torch.device, peak_bytes: Callable[[], int]) -> tuple[i
             f"{_show(peak)}; lower max_batch_tokens, or set kv_memory"
         )
     return memory, f"{GPU_SHARE:.0%} of the GPU less {_show(total - free)} in use and {_show(peak)} for a step"
+
+
+def _available() -> int:
+    """Bytes of memory that programs may still take."""
+    try:
+        import psutil
+    except ImportError as error:
+        raise CapacityError(
+            "psutil, which knows how much memory is free, is missing: set kv_memory or kv_blocks"
+        ) from error
+    return int(psutil.virtual_memory().available)
 
 
 def _show(size: float) -> str:

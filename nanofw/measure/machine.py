@@ -16,17 +16,15 @@ def describe() -> dict[str, Any]:
     """The machine as plain values for a JSON record.
 
     Returns:
-        `cpu` (name), `cores` (that this process may use), `threads` (that torch uses), `memory_gib`, `system`;
-        `python`, `nanofw`, `torch`, `transformers`, `triton` (versions, None if not installed); `gpu` None, or a table
-        of `name`, `count`, `memory_gib`, `capability`, `cuda` and `driver`.
+        `cpu` (name), `cores` (that this process may use), `threads` (that torch uses), `memory_gib` (None without
+        psutil), `system`; `python`, `nanofw`, `torch`, `transformers`, `triton` (versions, None if not installed);
+        `gpu` None, or a table of `name`, `count`, `memory_gib`, `capability`, `cuda` and `driver`.
     """
-    import psutil
-
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": _memory_gib(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "nanofw": _version("nanofw"),
@@ -53,6 +51,14 @@ def _cpu_name() -> str:
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        import psutil
+    except ImportError:
+        return None
+    return float(round(psutil.virtual_memory().total / 2**30, 1))
 
 
 def _version(distribution: str) -> str | None:

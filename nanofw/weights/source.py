@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from nanofw.errors import CheckpointError
 from nanofw.options import listing, suggest
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ModelSource(ABC):

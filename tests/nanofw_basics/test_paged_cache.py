@@ -1,6 +1,5 @@
 """The paged cache: the shipped suite, and what it says to a user."""
 
-import psutil
 import pytest
 import torch
 from hypothesis import Phase
@@ -29,7 +28,7 @@ def test_block_table_is_no_wider_than_the_pool():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_pool_takes_no_memory_before_it_is_used(dtype):
-    process = psutil.Process()
+    process = pytest.importorskip("psutil").Process()
     before = process.memory_info().rss
     layer = LayerSpec(num_heads=4, num_kv_heads=4, head_size=64, scale=0.125)
     spec = KVCacheSpec((layer,), num_blocks=2**14, rows=1, max_len=64, dtype=dtype, device=torch.device("cpu"))
