@@ -80,7 +80,9 @@ def build_engine(
     attention_spec = AttentionSpec(
         model.spec.layers, model.spec.dtype, model.spec.device, cache_cls.block_slots(cache_spec, options["kv_cache"])
     )
-    _refuse(chosen["attention"], attention_cls.validate(attention_spec), f"model {config.model!r} on {config.device}")
+    _refuse(
+        chosen["attention"], attention_cls.validate(attention_spec), f"model {config.model!r} on {model.spec.device}"
+    )
     if config.max_model_len is not None and config.max_model_len > model.spec.max_len:
         raise ConfigError(
             f"max_model_len={config.max_model_len} exceeds the {model.spec.max_len} positions of {config.model}"

@@ -78,9 +78,13 @@ def choose(
 def _longest(config: Config, wanted: int, tokens: int) -> tuple[int, tuple[str, ...]]:
     if tokens < 1:
         raise CapacityError("the KV cache has no room for a single block: raise kv_memory or kv_blocks")
-    if wanted <= tokens + 1 or config.kv_blocks is not None:
-        # With blocks set by hand, a small pool is meant: a request that outgrows it ends as "kv_capacity".
+    if wanted <= tokens + 1:  # the last token needs no slot
         return wanted, ()
+    if config.kv_blocks is not None:  # set by hand: a small pool is meant
+        return wanted, (
+            f"One request may take {wanted:,} tokens and the KV cache holds {tokens:,}: a longer prompt is refused, "
+            'and a request that outgrows the cache ends as "kv_capacity"',
+        )
     if config.max_model_len is not None:
         raise CapacityError(
             f"the KV cache holds {tokens:,} tokens, too few for one request of max_model_len={wanted:,}: "

@@ -38,7 +38,7 @@ class Source:
     version: str
 
     def __str__(self) -> str:
-        return f"{self.distribution} {self.version}"
+        return f"{self.distribution} {self.version}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
