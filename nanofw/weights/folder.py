@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nanofw.errors import CheckpointError
-from nanofw.weights.checkpoint import read_json, shorten, verify
+from nanofw.weights.checkpoint import INDEX, WEIGHTS, read_json, shorten, verify
 from nanofw.weights.source import ModelSource
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
@@ -116,9 +116,11 @@ class FolderSource(ModelSource):
                 f"{list(expected)}" + (f" (and {len(mismatched) - 1} more differ)" if mismatched[1:] else "")
             )
         if missing := sorted(info["missing_keys"]):
-            raise CheckpointError(f"{self.path} lacks weights that its config asks for: {shorten(missing)}")
+            file = self.file_of(missing[0])
+            raise CheckpointError(f"{file} lacks weights that the config asks for: {shorten(missing)}")
         if unexpected := sorted(info["unexpected_keys"]):
-            raise CheckpointError(f"{self.path} holds weights that its config has no place for: {shorten(unexpected)}")
+            file = self.file_of(unexpected[0])
+            raise CheckpointError(f"{file} holds weights that the config has no place for: {shorten(unexpected)}")
         head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
         if head is None or embedding is None:
             return
@@ -129,11 +131,10 @@ class FolderSource(ModelSource):
             )
 
     def file_of(self, tensor: str) -> Path:
-        """The file that holds a tensor; the folder if it is not known."""
-        index = self.path / "model.safetensors.index.json"
-        if index.is_file():
-            return self.path / str(read_json(index)["weight_map"].get(tensor, ""))
-        return self.path / "model.safetensors" if self._tensors else self.path
+        """The file that holds a tensor, or should; the index of shards if that does not name it."""
+        if (index := self.path / INDEX).is_file():
+            return self.path / str(read_json(index)["weight_map"].get(tensor, INDEX))
+        return self.path / WEIGHTS if self._tensors else self.path
 
     def _find_eos(self) -> tuple[int, ...]:
         generation = self.path / "generation_config.json"

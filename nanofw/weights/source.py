@@ -66,7 +66,7 @@ def resolve(name: str, *, trust_remote_code: bool = False, allow_pickle: bool = 
     if name == smollm2.NAME:
         return folder.FolderSource(name, smollm2.find())
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return folder.FolderSource(name, path, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
     if path.is_file():
         raise CheckpointError(f"model {name!r} is a file; name the transformers folder that it lies in")
