@@ -78,7 +78,11 @@ def build_engine(
         device=model.spec.device,
     )
     attention_spec = AttentionSpec(
-        model.spec.layers, model.spec.dtype, model.spec.device, cache_cls.block_slots(cache_spec, options["kv_cache"])
+        layers=model.spec.layers,
+        dtype=model.spec.dtype,
+        device=model.spec.device,
+        block_size=cache_cls.block_slots(cache_spec, options["kv_cache"]),
+        layout=cache_cls.layout,
     )
     _refuse(
         chosen["attention"], attention_cls.validate(attention_spec), f"model {config.model!r} on {model.spec.device}"

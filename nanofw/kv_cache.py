@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -81,6 +81,9 @@ class KVCache(Component):
     A block belongs to the rows whose tables name it. A plugin must keep three promises, which `check_integrity` checks:
     every block is free or owned, never both; an owned block is never handed out again; the null block is never owned.
 
+    Class attributes a plugin declares:
+        layout: name of the layout of its storage, which an attention must know.
+
     Attributes a subclass sets:
         layers: one `LayerKV` a layer.
         block_size: slots a block.
@@ -88,6 +91,7 @@ class KVCache(Component):
         block_table: `[rows, max_blocks]` int32 numpy array, tails filled with the null block. The engine reads it.
     """
 
+    layout: ClassVar[str] = PAGED_NHD
     layers: Sequence[LayerKV]
     block_size: int
     num_blocks: int

@@ -10,6 +10,7 @@ from nanofw.testing.audited import host_with
 from nanofw.testing.null import NullModel, NullSource
 from nanofw.weights import resolve
 from nanofw_basics.eager import EagerRunner
+from nanofw_basics.paged_cache import PagedKVCache
 
 
 @pytest.fixture
@@ -64,6 +65,13 @@ def test_an_attention_that_cannot_serve_the_model(llm, name, reason):
 
     with pytest.raises(PluginError, match=rf"cannot serve model '{name}' on cpu: .*{reason}"):
         llm(name, host=host_with("attention", Plain), attention="under-test")
+
+
+def test_an_attention_that_does_not_know_the_layout(build):
+    """A layout is named, never guessed from a shape."""
+    host = host_with("kv_cache", type("Other", (PagedKVCache,), {"layout": "paged-hnd"}))
+    with pytest.raises(PluginError, match=r"it has no cache layout paged-hnd \(it takes paged-nhd\)"):
+        build(host, kv_cache="under-test")
 
 
 def test_a_runner_that_cannot_run_the_others(build):

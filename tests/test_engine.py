@@ -1,11 +1,11 @@
-"""The loop, with the null model, whose tokens are known: ends, refusals, streams, and steps in flight."""
+"""The loop, with a model whose tokens are known: ends, refusals, streams, and steps in flight."""
 
 import pytest
 
 import nanofw
 from nanofw import PluginHost, SamplingParams
 from nanofw.errors import EngineError, RequestError
-from nanofw.testing.audited import audited_steps, host_with, nothing_left, null_engine, null_model, prompt, run
+from nanofw.testing.audited import audited_engine, audited_steps, context_model, host_with, nothing_left, prompt, run
 from nanofw_basics.sampler import DefaultSampler
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
@@ -13,9 +13,9 @@ DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 @pytest.fixture(scope="module")
 def build():
-    """An engine with the null model: `build(**settings)`."""
+    """An engine with a model whose tokens are known: `build(**settings)`."""
     host = PluginHost.load(only=("basics", "gather"))
-    return lambda *args, **settings: null_engine(host, *args, **settings)
+    return lambda *args, **settings: audited_engine(host, *args, **settings)
 
 
 def greedy(count, **params):
@@ -42,7 +42,7 @@ def test_depth_0_and_1_give_the_same_tokens(build, scheduler, blocks):
     found = []
     for depth in (0, 1):
         settings = {"kv_blocks": blocks, "max_batch_tokens": 16, "options": {"kv_cache": {"block_size": 8}}}
-        engine = build((3, 4), scheduler=scheduler, steps_in_flight=depth, **settings)
+        engine = build((2, 6, 9, 17, 26), scheduler=scheduler, steps_in_flight=depth, **settings)
         for i in range(9):
             how = SamplingParams(temperature=i % 2, seed=i, max_tokens=20, logprobs=1 if i == 4 else None)
             engine.add(f"r{i}", prompt(1 + 5 * i, i), how, stream=bool(i % 3))
@@ -64,7 +64,7 @@ def test_depth_1_runs_a_step_ahead(build):
 @DEPTHS
 def test_tokens_past_the_end_are_dropped(build, depth):
     """An end learned from a token's value: nothing computed beyond it is ever reported."""
-    tokens = null_model().greedy([1, 2, 3], 30)
+    tokens = context_model().greedy([1, 2, 3], 30)
     stop = tokens[6]
     engine = build((stop,), steps_in_flight=depth)
     engine.add("x", [1, 2, 3], greedy(30))
@@ -93,14 +93,14 @@ def test_why_a_request_ended(build, depth, settings, length, count, expected, ge
     engine.add("x", prompt(length, 0), greedy(count))
     output = finish(engine)["x"]
     assert (reason(output), len(ids(output))) == (expected, generated)
-    assert ids(output) == null_model().greedy(prompt(length, 0), generated)
+    assert ids(output) == context_model().greedy(prompt(length, 0), generated)
     nothing_left(engine)
 
 
 @DEPTHS
 def test_any_of_several_end_ids(build, depth):
     """exllamav2#803, vllm#4180: end ids are a list, and each of them ends a sequence."""
-    tokens = null_model().greedy([1, 2, 3], 40)
+    tokens = context_model().greedy([1, 2, 3], 40)
     distinct = list(dict.fromkeys(tokens))
     for stop in distinct[2:8]:
         missing = [i for i in range(128) if i not in tokens][:5]
@@ -111,7 +111,7 @@ def test_any_of_several_end_ids(build, depth):
 
 
 def test_stop_token_ids_beside_the_models_own(build):
-    tokens = null_model().greedy([1, 2, 3], 40)
+    tokens = context_model().greedy([1, 2, 3], 40)
     first, second = list(dict.fromkeys(tokens))[3:5]
     engine = build((second,))
     engine.add("own", [1, 2, 3], greedy(40))
@@ -132,9 +132,9 @@ def test_an_id_in_use(build, depth):
     engine.step(), engine.step()
     with pytest.raises(RequestError, match="request id 'x' is in use by an unfinished request; choose another"):
         engine.add("x", [4, 5], greedy(10))
-    assert ids(finish(engine)["x"]) == null_model().greedy([1, 2, 3], 10)
+    assert ids(finish(engine)["x"]) == context_model().greedy([1, 2, 3], 10)
     engine.add("x", [4, 5], greedy(4))
-    assert ids(finish(engine)["x"]) == null_model().greedy([4, 5], 4)
+    assert ids(finish(engine)["x"]) == context_model().greedy([4, 5], 4)
     nothing_left(engine)
 
 
@@ -146,7 +146,7 @@ def test_an_id_is_free_again_at_once(build, depth):
     engine.step(), engine.step()
     engine.abort("x")
     engine.add("x", [4, 5], greedy(4))
-    assert ids(finish(engine)["x"]) == null_model().greedy([4, 5], 4)
+    assert ids(finish(engine)["x"]) == context_model().greedy([4, 5], 4)
     nothing_left(engine)
 
 
@@ -172,7 +172,7 @@ def test_what_can_never_run_is_refused(build, case):
     engine.add("after", [3, 4], greedy(5))
     found = finish(engine)
     assert set(found) == {"before", "after"}
-    assert ids(found["after"]) == null_model().greedy([3, 4], 5)
+    assert ids(found["after"]) == context_model().greedy([3, 4], 5)
     nothing_left(engine)
 
 
@@ -193,7 +193,7 @@ def test_a_stream_reports_every_token_once(build, depth):
     engine.add("quiet", prompt(3, 1), greedy(6), stream=False)
     outputs = list(engine.run())
     streamed = [o for o in outputs if o.request_id == "x"]
-    assert [ids(o) for o in streamed] == [null_model().greedy(prompt(9, 0), n) for n in range(1, 7)]
+    assert [ids(o) for o in streamed] == [context_model().greedy(prompt(9, 0), n) for n in range(1, 7)]
     assert [o.finished for o in streamed] == [False] * 5 + [True]
     assert [reason(o) for o in streamed] == [None] * 5 + ["length"]
     assert [o.finished for o in outputs if o.request_id == "quiet"] == [True]
@@ -277,7 +277,7 @@ def test_abort(build, depth):
         engine.step()
     output = engine.abort("x")
     assert (output.finished, reason(output)) == (True, "abort")
-    assert ids(output) == null_model().greedy([1, 2, 3], 4 - depth)
+    assert ids(output) == context_model().greedy([1, 2, 3], 4 - depth)
     assert engine.abort("x") is None
     assert engine.abort("nobody") is None
     assert set(finish(engine)) == {"y"}
@@ -301,7 +301,7 @@ class NoLogprobs(DefaultSampler):
 
 
 def test_a_sampler_without_logprobs():
-    engine = null_engine(host_with("sampler", NoLogprobs), sampler="under-test")
+    engine = audited_engine(host_with("sampler", NoLogprobs), sampler="under-test")
     engine.add("x", [1], greedy(2, logprobs=1))
     with pytest.raises(EngineError, match="the sampler returned no logprobs although a request asked for them"):
         engine.step()

@@ -6,7 +6,7 @@ import pytest
 
 import nanofw
 from nanofw import PluginHost, SamplingParams
-from nanofw.testing.audited import audited_steps, nothing_left, null_engine, null_model, prompt
+from nanofw.testing.audited import audited_engine, audited_steps, context_model, nothing_left, prompt
 
 
 class Observer:
@@ -34,7 +34,7 @@ class Observer:
 def observed(observer, **settings):
     host = PluginHost.load(only=("basics", "gather"))
     host.register(observer, "observer")
-    return null_engine(host, **settings)
+    return audited_engine(host, **settings)
 
 
 def greedy(count):
@@ -109,8 +109,8 @@ def test_an_observer_may_add_and_abort(depth):
     engine.add("second", [3, 4], greedy(20))
     engine.add("third", [5, 6], greedy(9))
     last = {o.request_id: list(o.outputs[0].token_ids) for o in engine.run() if o.finished}
-    assert last["third"] == null_model().greedy([5, 6], 9)
-    assert last["first"] == null_model().greedy([7, 8], 3)
+    assert last["third"] == context_model().greedy([5, 6], 9)
+    assert last["first"] == context_model().greedy([7, 8], 3)
     assert [e.output.request_id for e in observer.ended] == ["first", "second", "first", "third"]
     nothing_left(engine)
 
@@ -130,5 +130,5 @@ def test_an_observer_that_raises(depth):
         list(engine.run())
     assert "first" not in engine.requests
     (output,) = (o for o in engine.run() if o.finished)
-    assert list(output.outputs[0].token_ids) == null_model().greedy([3, 4], 9)
+    assert list(output.outputs[0].token_ids) == context_model().greedy([3, 4], 9)
     nothing_left(engine)

@@ -8,7 +8,7 @@ import pytest
 import nanofw
 from nanofw import PluginHost, hookspecs
 from nanofw.component import KINDS
-from nanofw.testing.audited import null_engine
+from nanofw.testing.audited import audited_engine
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("nanofw_")]
 REGISTRATIONS = [name for name in HOOKS if name.startswith("nanofw_register_")]
@@ -69,7 +69,7 @@ def test_observation(hook):
 
     host.register(plugin(hook, observe), "observer")
     host.register(plugin(hook, lambda: calls.append(1)), "counter")
-    engine = null_engine(host)
+    engine = audited_engine(host)
     engine.add("x", [1, 2], nanofw.SamplingParams(max_tokens=1))
     list(engine.run())
     annotation = inspect.signature(getattr(hookspecs, hook)).parameters["event"].annotation

@@ -1,7 +1,7 @@
-"""Real engines with the null model, whose every step is looked at.
+"""Real engines with a model whose tokens are known, whose every step is looked at.
 
-The null model's tokens are known beforehand, so a token that is lost, repeated, or computed from the wrong context is
-found at once; and between scheduler and runner an `Auditor` looks at what is scheduled.
+Each token depends on the whole context as the KV cache holds it, so one that is lost, repeated, or computed from the
+wrong context is found at once; and between scheduler and runner an `Auditor` looks at what is scheduled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nanofw.kv_cache import KVCache
 from nanofw.plugins import PluginHost
 from nanofw.request import RequestOutput, SamplingParams
 from nanofw.runner import Pending, Runner
-from nanofw.testing.null import NullModel, NullSource
+from nanofw.testing.null import ContextModel, NullSource
 
 NAME = "under-test"
 
@@ -42,19 +42,19 @@ def host_with(kind: Kind, backend: type[Component]) -> PluginHost:
     return host
 
 
-def null_engine(host: PluginHost, eos_token_ids: tuple[int, ...] = (), **changes: Any) -> Engine:
-    """An engine with the null model, its steps audited. `changes` are settings, `kv_blocks=64` unless given."""
+def audited_engine(host: PluginHost, eos_token_ids: tuple[int, ...] = (), **changes: Any) -> Engine:
+    """An engine with a `ContextModel`, its steps audited. `changes` are settings, `kv_blocks=64` unless given."""
     source = NullSource(eos_token_ids=eos_token_ids)
     settings_ = {"attention": "naive-gather", "device": "cpu", "kv_blocks": 64, "max_model_len": 256} | changes
-    engine = build_engine(Config.build(settings_), host, source, model=null_model(source.vocab_size))
+    engine = build_engine(Config.build(settings_), host, source, model=context_model(source.vocab_size))
     engine.runner = Auditor(engine)
     return engine
 
 
 @functools.cache
-def null_model(vocab_size: int = 128) -> NullModel:
+def context_model(vocab_size: int = 128) -> ContextModel:
     """One for all: it has no state."""
-    return NullModel(NullSource(vocab_size))
+    return ContextModel(NullSource(vocab_size))
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -96,7 +96,7 @@ class Auditor(Runner):
 
 
 def audited_steps(engine: Engine) -> list[Step]:
-    """The steps that a `null_engine` has submitted."""
+    """The steps that an `audited_engine` has submitted."""
     assert isinstance(engine.runner, Auditor)
     return engine.runner.steps
 
@@ -140,10 +140,10 @@ def run_params(
 
 
 def check(engine: Engine, work: Sequence[tuple[Sequence[int], int]], outputs: Sequence[RequestOutput]) -> None:
-    """The null model's tokens, all of them unless the pool or the length limit cut them short; nothing left behind."""
+    """The model's tokens, all of them unless the pool or the length limit cut them short; nothing left behind."""
     for (tokens, count), output in zip(work, outputs, strict=True):
         completion = output.outputs[0]
-        expected = null_model().greedy(tokens, count)
+        expected = context_model().greedy(tokens, count)
         if completion.finish_reason in ("kv_capacity", "context"):
             expected = expected[: len(completion.token_ids)]
         assert list(completion.token_ids) == expected

@@ -177,6 +177,7 @@ class KVCacheSuite:
         cache = self.build(16, num_blocks=9)
         assert [layer.index for layer in cache.layers] == [0, 1]
         assert all(layer.spec == LAYER and layer.block_size == cache.block_size == 16 for layer in cache.layers)
+        assert all(layer.layout == self.backend.layout for layer in cache.layers)
         assert cache.block_table.dtype == np.int32
         assert cache.block_table.shape[0] == 4
         assert (cache.block_table == NULL_BLOCK).all()

@@ -1,7 +1,7 @@
-"""A model without layers: its next token is a fixed function of the last token and its position.
+"""Models without layers, whose tokens are known in advance.
 
-It costs almost nothing, so what is left of a step is the engine itself; and what it must generate is known in advance,
-so a scheduler or cache that loses, repeats or mixes up a token is found out.
+`NullModel` costs almost nothing: what is left of a step is the engine itself. `ContextModel` reads all keys and values of
+a request: a scheduler or cache that loses, repeats or mixes up one token of the context is found out.
 """
 
 from __future__ import annotations
@@ -68,13 +68,43 @@ class NullModel(Model):
         position = batch.positions.index_select(0, batch.logits_indices)
         return self._logits.index_select(0, (last * 7 + position).remainder_(_PERIOD))
 
-    def next_token(self, token: int, position: int) -> int:
-        """The likeliest token after `token` at `position`: what greedy generation must give."""
-        return int(self._logits[(token * 7 + position) % _PERIOD].argmax())
+
+class ContextModel(NullModel):
+    """Its next token is a function of the whole context, as the KV cache holds it: of each token and of its position.
+
+    It writes token ids as keys and positions as values through `attention.write_kv`, and reads them by the block table.
+    Needs a cache in the layout paged-nhd whose dtype holds these numbers exactly (float32 holds all below 2**24).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        generator = torch.Generator().manual_seed(1)
+        self._weights = torch.randint(1 << 62, (2, self.spec.max_len + 1), generator=generator).to(self.spec.device)
+        self._choices = self._logits.argmax(dim=-1).tolist()
+
+    def forward(self, batch: Batch, attention: Attention, kv: Sequence[LayerKV]) -> torch.Tensor:
+        """Logits `[B, V]`, each row one of a fixed set, chosen by a hash of what the cache holds up to that token."""
+        (layer,) = kv
+        marks = torch.stack((batch.token_ids, batch.positions + 1)).to(layer.key.dtype)
+        attention.write_kv(marks[0, :, None, None], marks[1, :, None, None], layer, batch)
+        table = batch.block_table.long()
+        width = min(table.shape[1] * layer.block_size, self._weights.shape[1])
+        keys, values = (t[table].flatten(1)[:, :width].long() for t in (layer.key, layer.value))
+        seen = torch.arange(width, device=keys.device) < batch.seq_lens[:, None]
+        terms = keys * self._weights[0, :width] + values * self._weights[1, :width]
+        return self._logits.index_select(0, _choice((terms * seen).sum(dim=1)))
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that must follow `prompt`."""
-        tokens = list(prompt)
-        for _ in range(count):
-            tokens.append(self.next_token(tokens[-1], len(tokens) - 1))
+        tokens, total = list(prompt), 0
+        weights = self._weights[:, : len(prompt) + count].tolist()
+        for position in range(len(prompt) + count - 1):
+            total += tokens[position] * weights[0][position] + (position + 1) * weights[1][position]
+            if position >= len(prompt) - 1:
+                tokens.append(self._choices[_choice(total)])
         return tokens[len(prompt) :]
+
+
+def _choice(total: Any) -> Any:
+    """Which row of the fixed logits, from the middle bits of a sum that may have wrapped around at 64 bits."""
+    return (total >> 20 & 0xFFFF) % _PERIOD

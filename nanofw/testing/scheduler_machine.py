@@ -1,4 +1,4 @@
-"""Random lives of requests under a scheduler, against what the null model must generate for each."""
+"""Random lives of requests under a scheduler, against what the model must generate for each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nanofw.request import RequestOutput, SamplingParams
-from nanofw.testing.audited import nothing_left, null_model, prompt
+from nanofw.testing.audited import context_model, nothing_left, prompt
 
 if TYPE_CHECKING:
     from nanofw.testing.scheduler_suite import SchedulerSuite
 
+ENDS = (2, 17)
+"""End-of-sequence ids, two of the fifty that the model generates."""
+
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, run and are aborted; the null model says what each must have got so far."""
+    """Requests come, run and are aborted; the model says what each must have got so far."""
 
     suite: ClassVar[type[SchedulerSuite]]
     depth: ClassVar[int]
@@ -36,7 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, blocks: int, rows: int, budget: int, block_size: int) -> None:
         """An engine, from cramped to ample."""
         self.engine = self.suite.engine(
-            eos_token_ids=(5, 17),
+            eos_token_ids=ENDS,
             kv_blocks=blocks * 4 // block_size,
             max_num_seqs=rows,
             max_batch_tokens=budget,
@@ -54,8 +57,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id = str(self.added % 7) if str(self.added % 7) not in self.engine.requests else f"own-{self.added}"
         tokens = prompt(length, self.added)
         self.engine.add(request_id, tokens, SamplingParams(temperature=0, max_tokens=count), stream=stream)
-        following = null_model().greedy(tokens, min(count, self.engine.kv_cache.capacity + 1 - length))
-        end = next((i for i, token in enumerate(following) if token in (5, 17)), len(following))
+        following = context_model().greedy(tokens, min(count, self.engine.kv_cache.capacity + 1 - length))
+        end = next((i for i, token in enumerate(following) if token in ENDS), len(following))
         self.expected[request_id], self.seen[request_id] = following[: end + 1], 0
         self.added += 1
 

@@ -8,8 +8,9 @@ Subclass it in a test file, and pytest runs all of it on your scheduler:
     class TestMyScheduler(SchedulerSuite):
         backend = MyScheduler
 
-A real engine runs with the null model, whose tokens are known beforehand: a token that is lost, repeated, or computed
-from the wrong context is found at once. Between scheduler and runner an `Auditor` looks at every step.
+A real engine runs with a model whose tokens are known beforehand and depend on the whole context, as the KV cache holds
+it: a token that is lost, repeated, or computed from the wrong context is found at once. Between scheduler and runner an
+`Auditor` looks at every step.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from nanofw.request import SamplingParams
 from nanofw.scheduler import Scheduler
 from nanofw.testing.audited import (
     NAME,
+    audited_engine,
     audited_steps,
     check,
+    context_model,
     host_with,
     nothing_left,
-    null_engine,
-    null_model,
     prompt,
     run,
     run_params,
@@ -61,10 +62,10 @@ class SchedulerSuite:
 
     @classmethod
     def engine(cls, eos_token_ids: tuple[int, ...] = (), **changes: Any) -> Engine:
-        """An engine with this scheduler and the null model."""
+        """An engine with this scheduler and a `ContextModel`."""
         options = {**changes.pop("options", {}), "scheduler": cls.options}
         host = host_with("scheduler", cls.backend)
-        return null_engine(host, eos_token_ids, scheduler=NAME, options=options, **changes)
+        return audited_engine(host, eos_token_ids, scheduler=NAME, options=options, **changes)
 
     @pytest.mark.parametrize("depth", [0, 1])
     def test_lives_of_requests(self, depth: int) -> None:
@@ -185,17 +186,17 @@ class SchedulerSuite:
             rest = {o.request_id: o for o in engine.run() if o.finished}
             for i in (0, 2):
                 if str(i) in rest:
-                    assert list(rest[str(i)].outputs[0].token_ids) == null_model().greedy(*work[i])
+                    assert list(rest[str(i)].outputs[0].token_ids) == context_model().greedy(*work[i])
             if aborted is not None:
                 assert aborted.outputs[0].finish_reason == "abort"
                 tokens = list(aborted.outputs[0].token_ids)
-                assert tokens == null_model().greedy(*work[1])[: len(tokens)]
+                assert tokens == context_model().greedy(*work[1])[: len(tokens)]
             nothing_left(engine)
 
     def test_stop_ids(self) -> None:
         """An end learned from a token's value, a step late at depth 1, gives the same tokens and no more."""
         prompts = [prompt(6, i) for i in range(6)]
-        expected = [null_model().greedy(p, 30) for p in prompts]
+        expected = [context_model().greedy(p, 30) for p in prompts]
         stop = tuple({tokens[7] for tokens in expected})
         for depth in (0, 1):
             engine = self.engine(stop, steps_in_flight=depth, max_num_seqs=3)

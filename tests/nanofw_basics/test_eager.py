@@ -5,13 +5,13 @@ import torch
 
 from nanofw import Config, SamplingParams
 from nanofw.build import build_engine
-from nanofw.testing.audited import null_engine, null_model
-from nanofw.testing.null import NullSource
+from nanofw.testing.audited import audited_engine, context_model
+from nanofw.testing.null import NullModel, NullSource
 
 
 @pytest.fixture
 def engine(host):
-    return null_engine(host)
+    return audited_engine(host)
 
 
 def tokens(engine):
@@ -20,16 +20,16 @@ def tokens(engine):
 
 def test_submitted_before_the_last_one_is_waited_for(host):
     """Ten steps in flight at once: each gets its input token from the step before, on the device."""
-    engine = null_engine(host)
+    engine = audited_engine(host)
     engine.depth = 10  # deeper than the settings allow: nothing but the runner keeps the order
     engine.add("x", [1, 2, 3], SamplingParams(temperature=0, max_tokens=30))
     engine.add("y", [4], SamplingParams(temperature=0, max_tokens=7))
-    assert tokens(engine) == {"x": null_model().greedy([1, 2, 3], 30), "y": null_model().greedy([4], 7)}
+    assert tokens(engine) == {"x": context_model().greedy([1, 2, 3], 30), "y": context_model().greedy([4], 7)}
 
 
 def test_a_pending_result_can_wait(host):
     """Results are the step's own: a later step does not change what an earlier one will give."""
-    engine = null_engine(host)
+    engine = audited_engine(host)
     runner, pending = engine.runner, []
     submit = runner.submit
 
@@ -42,7 +42,7 @@ def test_a_pending_result_can_wait(host):
     engine.add("x", [1, 2, 3], SamplingParams(temperature=0, max_tokens=5))
     for _ in range(5):
         engine.step()
-    assert [int(p.wait().tokens[0]) for p in pending] == null_model().greedy([1, 2, 3], 5)
+    assert [int(p.wait().tokens[0]) for p in pending] == context_model().greedy([1, 2, 3], 5)
 
 
 def test_the_report(engine):
@@ -55,7 +55,7 @@ def test_nothing_is_recorded_for_gradients(host):
     """Logits come from a model with weights that want gradients; the step keeps no graph of them."""
     kept = []
     source = NullSource()
-    model = type(null_model())(source)
+    model = NullModel(source)
     model._logits.requires_grad_()
     forward = model.forward
 
@@ -73,7 +73,7 @@ def test_nothing_is_recorded_for_gradients(host):
 def test_an_error_of_the_model_is_its_own(host):
     """Not caught, not renamed: the traceback leads to the plugin."""
     source = NullSource()
-    model = type(null_model())(source)
+    model = NullModel(source)
 
     def broken(*args):
         raise torch.OutOfMemoryError("no memory")
