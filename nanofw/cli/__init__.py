@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -19,19 +19,22 @@ _NOISY = r"(torch|transformers|huggingface_hub|tokenizers|safetensors|accelerate
 """Modules whose warnings are for their own developers, not for somebody who types a command."""
 
 
+_UsageError: Any = typer.BadParameter.__base__
+"""Of click, which newer versions of typer bring along as a module of their own."""
+
+
 class Commands(TyperGroup):
     """Turns what a user can cause into one line and a status: errors 2, Ctrl-C 130. Bugs keep their traceback."""
 
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the options that stand before a command."""
+        with _errors_as_lines():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
-        try:
-            with _warnings_as_lines():
-                return super().invoke(ctx)
-        except NanofwError as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+        with _errors_as_lines(), _warnings_as_lines():
+            return super().invoke(ctx)
 
 
 app = typer.Typer(
@@ -72,6 +75,26 @@ def root(
 def main() -> None:
     """Entry point of the `nanofw` command."""
     app(prog_name="nanofw")
+
+
+@contextmanager
+def _errors_as_lines() -> Iterator[None]:
+    try:
+        yield
+    except NanofwError as error:
+        _fail(str(error))
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            raise
+        path = error.ctx.command_path if error.ctx else "nanofw"
+        _fail(f"{error.format_message().rstrip('.')} (see {path} --help)")
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    raise typer.Exit(2) from None
 
 
 @contextmanager

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
+
+from nanofw.engine import Engine
 
 TINY = ("--model", "dummy:tiny", "--max-tokens", "6", "--max-num-seqs", "4", "--ignore-eos")
 
@@ -30,6 +33,20 @@ def test_json_is_all_there_is_on_stdout(nanofw: Any) -> None:
 def test_one_prompt_streams_the_text_of_the_json(nanofw: Any) -> None:
     text = json.loads(nanofw("generate", "Hello", *TINY, "--json").out)["outputs"][0]["text"]
     assert nanofw("generate", "Hello", *TINY).out == text + "\n"
+
+
+def test_text_is_shown_while_it_is_generated(nanofw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[int] = []
+    step = Engine.step
+
+    def watched(engine: Engine) -> Any:
+        shown.append(sys.stdout.buffer.tell())  # what has been flushed
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", watched)
+    assert nanofw("generate", "Hello", *TINY).code == 0
+    assert shown[0] == 0
+    assert len(set(shown)) == 6
 
 
 def test_several_prompts_come_one_after_the_other_under_headers(nanofw: Any) -> None:

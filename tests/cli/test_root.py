@@ -22,7 +22,7 @@ def test_version(nanofw: Any) -> None:
 def test_help_names_every_command(nanofw: Any) -> None:
     ran = nanofw("--help")
     assert ran.code == 0
-    for command in COMMANDS:
+    for command in (*COMMANDS, "model"):
         assert command in ran.out
 
 
@@ -45,8 +45,30 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
-def test_unknown_command_is_a_usage_error(nanofw: Any) -> None:
-    assert nanofw("generat").code == 2
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("generat", "No such command 'generat'. Did you mean 'generate'? (see nanofw --help)"),
+        ("--nosuch", "No such option: --nosuch (see nanofw --help)"),
+        ("generate", "Missing argument 'PROMPT' (see nanofw generate --help)"),
+        ("generate x --nosuch", "No such option: --nosuch"),
+        ("generate x --attention", "Option '--attention' requires an argument"),
+        ("bench --rounds x", "Invalid value for '--rounds': "),
+        ("bench x", "unexpected extra argument"),
+        ("model pul", "No such command 'pul'"),
+        ("model pull smolm2", "cannot pull 'smolm2' (did you mean 'smollm2'?)"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(nanofw: Any, args: str, words: str) -> None:
+    assert words in nanofw(*args.split()).error_line
+
+
+@pytest.mark.parametrize("args", [(), ("model",)])
+def test_a_group_alone_shows_its_help(nanofw: Any, args: tuple[str, ...]) -> None:
+    ran = nanofw(*args)
+    assert ran.code == 2
+    assert "Usage: nanofw" in ran.out + ran.err
+    assert "error: " not in ran.err
 
 
 def test_ctrl_c_is_quiet(nanofw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
