@@ -221,15 +221,16 @@ class Engine:
             request: Request = table.requests[rows[i]]
             if request.params.logprobs is not None:
                 request.logprobs.append(_logprob(sampled, int(counts[i]), request.params.logprobs))
-            delta = request.read(int(tokens[i])) if table.watched[rows[i]] and not stopped[i] else ""
+            if table.watched[rows[i]] and not stopped[i]:
+                request.read(int(tokens[i]))
             if stopped[i] or request.stopped or at_limit[i]:
                 self._release(request)
                 finished.append(request)
                 reason: FinishReason = "stop" if stopped[i] or request.stopped else request.limit_reason
-                outputs.append(self._finish(request, reason, delta))
+                outputs.append(self._finish(request, reason))
             elif request.stream:
                 request.output_ids = table.output_ids(request.row, len(request.prompt_ids))
-                outputs.append(_output(request, delta))
+                outputs.append(_output(request))
         self.scheduler.update(finished)
         if finished:  # told last: an observer may raise, or add and abort requests
             for output in (o for o in outputs if o.finished):
@@ -251,9 +252,10 @@ class Engine:
         if request.row >= 0:
             self.kv_cache.free(self.table.close(request))
 
-    def _finish(self, request: Request, reason: FinishReason, delta: str = "") -> RequestOutput:
+    def _finish(self, request: Request, reason: FinishReason) -> RequestOutput:
         request.finish_reason = reason
-        output = _output(request, delta + request.read_rest())
+        request.read_rest()
+        output = _output(request)
         del self.requests[request.id]
         return output
 
@@ -294,7 +296,7 @@ class Engine:
             observe(event=event)
 
 
-def _output(request: Request, delta: str) -> RequestOutput:
+def _output(request: Request) -> RequestOutput:
     completion = CompletionOutput(
         text=request.text,
         token_ids=tuple(request.output_ids),
@@ -307,7 +309,7 @@ def _output(request: Request, delta: str) -> RequestOutput:
         prompt_token_ids=request.prompt_ids,
         outputs=(completion,),
         finished=request.finish_reason is not None,
-        delta=delta,
+        delta=request.take_delta(),
         cached_tokens=request.cached_tokens,
         preemptions=request.preemptions,
     )

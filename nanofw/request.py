@@ -87,6 +87,7 @@ class Request:
         limit: most tokens, prompt included, this request may reach; `limit_reason` says what set it.
         row: its row in the `RequestTable` while it runs, else -1.
         stream: whether every step that yields a token yields a `RequestOutput`.
+        told: characters of its text that outputs have reported.
     """
 
     id: str
@@ -104,6 +105,7 @@ class Request:
     row: int = -1
     cached_tokens: int = 0
     preemptions: int = 0
+    told: int = 0
     finish_reason: FinishReason | None = None
 
     @property
@@ -121,17 +123,23 @@ class Request:
         """Whether a stop string has appeared."""
         return self.detokenizer is not None and self.detokenizer.stopped
 
-    def read(self, token: int) -> str:
-        """Turn one more token into text. Returns what may newly be shown."""
-        return self.detokenizer.add((token,)) if self.detokenizer is not None else ""
+    def read(self, token: int) -> None:
+        """Turn one more token into text."""
+        if self.detokenizer is not None:
+            self.detokenizer.add((token,))
 
-    def read_rest(self) -> str:
-        """At the end: turn what has not been read into text, except the stop id that ended it. Returns new text."""
-        if self.detokenizer is None:
-            return ""
-        ends = self.finish_reason == "stop" and not self.stopped
-        rest = self.output_ids[self.detokenizer.num_tokens : len(self.output_ids) - ends]
-        return self.detokenizer.add(rest) + self.detokenizer.finish()
+    def read_rest(self) -> None:
+        """At the end: turn what has not been read into text, except the stop id that ended it."""
+        if self.detokenizer is not None:
+            ends = self.finish_reason == "stop" and not self.stopped
+            self.detokenizer.add(self.output_ids[self.detokenizer.num_tokens : len(self.output_ids) - ends])
+            self.detokenizer.finish()
+
+    def take_delta(self) -> str:
+        """Text that is new since this was last asked."""
+        new = self.text[self.told :]
+        self.told += len(new)
+        return new
 
 
 @dataclass(frozen=True, slots=True)

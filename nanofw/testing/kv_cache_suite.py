@@ -29,12 +29,13 @@ from nanofw.errors import ConfigError
 from nanofw.kv_cache import PAGED_NHD, KVCache, KVCacheSpec, LayerSpec
 from nanofw.options import build_options
 from nanofw.testing.kv_cache_machine import KVCacheMachine
+from nanofw.testing.kv_cache_served import KVCacheServed
 
 BLOCK_SIZES = (1, 3, 16, 256)
 LAYER = LayerSpec(num_heads=2, num_kv_heads=1, head_size=4, scale=0.5)
 
 
-class KVCacheSuite:
+class KVCacheSuite(KVCacheServed):
     """What every KV cache must do.
 
     Class attributes a subclass sets:

@@ -1,7 +1,7 @@
 """Models without layers, whose tokens are known in advance.
 
-`NullModel` costs almost nothing: what is left of a step is the engine itself. `ContextModel` reads all keys and values of
-a request: a scheduler or cache that loses, repeats or mixes up one token of the context is found out.
+`NullModel` costs almost nothing: what is left of a step is the engine itself. `ContextModel` reads all keys and values
+of a request: a scheduler or cache that loses, repeats or mixes up one token of the context is found out.
 """
 
 from __future__ import annotations

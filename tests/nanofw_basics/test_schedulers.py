@@ -117,3 +117,24 @@ def test_a_scheduler_that_stalls_is_named():
     engine.add("x", [1, 2, 3])
     with pytest.raises(EngineError, match="no progress: scheduler 'under-test' brings none of 1 requests forward"):
         engine.step()
+
+
+class WorksInVain(ContinuousScheduler):
+    """Puts everybody back before each step, so a prompt longer than the budget never gets through (vllm#39734 b)."""
+
+    def schedule(self):
+        for request in list(self.running):
+            self.retract(request)
+            self._leave([request])
+            self.waiting.append(request)
+        return super().schedule()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_scheduler_that_works_in_vain_is_named(depth):
+    suite = type("Suite", (SchedulerSuite,), {"backend": WorksInVain})
+    engine = suite.engine(max_batch_tokens=4, max_model_len=32, steps_in_flight=depth)
+    engine.add("x", list(range(10)))
+    with pytest.raises(EngineError, match="no progress: scheduler 'under-test' brings none of 1 requests forward"):
+        for _ in range(200):
+            engine.step()
