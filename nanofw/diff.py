@@ -21,6 +21,7 @@ from nanofw.request import CompletionOutput, SamplingParams
 from nanofw.testing.tolerance import naive, yardstick
 
 if TYPE_CHECKING:
+    from nanofw.attention import Prologue
     from nanofw.batch import Batch
     from nanofw.engine import Engine, Resolved
     from nanofw.kv_cache import LayerKV, LayerSpec
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from nanofw.plugins import PluginHost
     from nanofw.weights import ModelSource
 
+DIFFERENT_STEPS = "the two sets of plugins take different steps even on one request; cannot compare layers"
 MODEL_SLACK = 16
 """Two models may round the inputs of a layer differently: by this many eps of the largest value."""
 
@@ -140,7 +142,10 @@ def compare(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One call of an attention: q `[T, Hq, D]`, k and v `[T, Hkv, D]`, the output, and the first token's position."""
+    """One call of an attention: q `[T, Hq, D]`, k and v `[T, Hkv, D]`, the output, and the first token's position.
+
+    `packed` is what q, k and v were made of, where the model left that to the attention; else None.
+    """
 
     layer: int
     spec: LayerSpec
@@ -148,6 +153,7 @@ class Call:
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
+    packed: torch.Tensor | None
     out: torch.Tensor
 
 
@@ -180,24 +186,36 @@ class Recorder(Attention):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: LayerKV, batch: Batch) -> torch.Tensor:
         """As `inner` does, on the inputs of the call that is followed, if there is one."""
-        q, k, v = q.clone(), k.clone(), v.clone()
-        if self.lead is None:
-            out = self.inner.forward(q, k, v, kv, batch)
-            self._keep(q, k, v, out, kv, batch)
-            return out
-        self.arrived.append((q, k, v))
-        at = len(self.calls)
-        lead = self.lead[at] if at < len(self.lead) else None
-        if lead is None or lead.layer != kv.index or lead.q.shape != q.shape:
-            raise EngineError("the two sets of plugins take different steps even on one request; cannot compare layers")
-        self._keep(lead.q, lead.k, lead.v, self.inner.forward(lead.q, lead.k, lead.v, kv, batch), kv, batch)
-        return lead.out
+        return self._call((q, k, v), None, None, kv, batch)
 
-    def _keep(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, kv: LayerKV, batch: Batch
-    ) -> None:
+    def forward_packed(self, qkv: torch.Tensor, prologue: Prologue, kv: LayerKV, batch: Batch) -> torch.Tensor:
+        """As `inner` does, likewise."""
+        return self._call(prologue.split(qkv, kv.spec, batch.positions), qkv, prologue, kv, batch).flatten(1)
+
+    def _call(
+        self,
+        arrived: tuple[torch.Tensor, ...],
+        packed: torch.Tensor | None,
+        prologue: Prologue | None,
+        kv: LayerKV,
+        batch: Batch,
+    ) -> torch.Tensor:
+        q, k, v = (x.clone() for x in arrived)
+        lead = None
+        if self.lead is not None:
+            self.arrived.append((q, k, v))
+            lead = self.lead[len(self.calls)] if len(self.calls) < len(self.lead) else None
+            if lead is None or lead.layer != kv.index or lead.q.shape != q.shape:
+                raise EngineError(DIFFERENT_STEPS)
+            q, k, v, packed = lead.q, lead.k, lead.v, lead.packed
+        if packed is None or prologue is None:  # two models may not pack alike
+            out = self.inner.forward(q, k, v, kv, batch)
+        else:
+            packed = packed.clone()
+            out = self.inner.forward_packed(packed, prologue, kv, batch).view_as(q)
         position = int(batch.seq_lens_host[0] - batch.query_lens_host[0])
-        self.calls.append(Call(kv.index, kv.spec, position, q, k, v, out.clone()))
+        self.calls.append(Call(kv.index, kv.spec, position, q, k, v, packed, out.clone()))
+        return out if lead is None else lead.out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,7 +240,7 @@ class _Replay:
         leads = self._record(self.a, self.model_a, step_tokens, None)
         follows = self._record(self.b, self.model_b, step_tokens, leads.calls)
         if len(leads.calls) != len(follows.calls):
-            raise EngineError("the two sets of plugins take different steps even on one request; cannot compare layers")
+            raise EngineError(DIFFERENT_STEPS)
         keys: dict[int, list[torch.Tensor]] = {}
         values: dict[int, list[torch.Tensor]] = {}
         for lead, follow, arrived in zip(leads.calls, follows.calls, follows.arrived, strict=True):
