@@ -6,16 +6,18 @@ of a request: a scheduler or cache that loses, repeats or mixes up one token of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from nanofw.attention import Attention
-from nanofw.batch import Batch
+from nanofw.batch import Batch, Sampling
 from nanofw.component import NoOptions
+from nanofw.draw import sample
 from nanofw.kv_cache import LayerKV, LayerSpec
 from nanofw.model import Model, ModelSpec
+from nanofw.request import SamplingParams
 from nanofw.weights import ModelSource
 
 _PERIOD = 61
@@ -80,7 +82,7 @@ class ContextModel(NullModel):
         super().__init__(*args, **kwargs)
         generator = torch.Generator().manual_seed(1)
         self._weights = torch.randint(1 << 62, (2, self.spec.max_len + 1), generator=generator).to(self.spec.device)
-        self._choices = self._logits.argmax(dim=-1).tolist()
+        self._best = self._logits.argmax(dim=-1).tolist()
 
     def forward(self, batch: Batch, attention: Attention, kv: Sequence[LayerKV]) -> torch.Tensor:
         """Logits `[B, V]`, each row one of a fixed set, chosen by a hash of what the cache holds up to that token."""
@@ -95,14 +97,41 @@ class ContextModel(NullModel):
         return self._logits.index_select(0, _choice((terms * seen).sum(dim=1)))
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The `count` tokens that must follow `prompt`."""
+        """The `count` tokens that must follow `prompt` at temperature 0."""
+        return self.generate(prompt, count, SamplingParams(temperature=0))
+
+    def generate(
+        self, prompt: Sequence[int], count: int, params: SamplingParams, ends: Collection[int] = ()
+    ) -> list[int]:
+        """The tokens that must follow `prompt`: `count`, or fewer if one of `ends` comes first (it is included).
+
+        Args:
+            params: temperature, top-k, top-p and seed are honoured; a random choice needs a seed.
+        """
         tokens, total = list(prompt), 0
         weights = self._weights[:, : len(prompt) + count].tolist()
         for position in range(len(prompt) + count - 1):
             total += tokens[position] * weights[0][position] + (position + 1) * weights[1][position]
             if position >= len(prompt) - 1:
-                tokens.append(self._choices[_choice(total)])
+                chosen = _choice(total)
+                tokens.append(self._sample(chosen, params, position + 1) if params.temperature else self._best[chosen])
+                if tokens[-1] in ends:
+                    break
         return tokens[len(prompt) :]
+
+    def _sample(self, chosen: int, params: SamplingParams, position: int) -> int:
+        assert params.seed is not None
+        here = Sampling(
+            temperature=torch.tensor([params.temperature]),
+            top_k=torch.tensor([params.top_k]),
+            top_p=torch.tensor([params.top_p]),
+            seed=torch.tensor([params.seed]),
+            position=torch.tensor([position]),
+            greedy=False,
+            truncated=params.top_k > 0 or params.top_p < 1,
+            logprobs=-1,
+        )
+        return int(sample(self._logits[chosen : chosen + 1], here).tokens)
 
 
 def _choice(total: Any) -> Any:

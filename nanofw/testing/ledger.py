@@ -1,0 +1,84 @@
+"""What each request must get, kept beside a running engine, and compared with every output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from nanofw.engine import Engine
+from nanofw.request import RequestOutput, SamplingParams
+from nanofw.testing.audited import context_model, nothing_left
+
+
+@dataclass(slots=True)
+class Expected:
+    """All tokens a request must end with, and how many have been reported."""
+
+    tokens: list[int]
+    stream: bool
+    seen: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Adds requests to an engine with a `ContextModel`, and knows what must come of them.
+
+    Attributes:
+        engine: made by `audited_engine`.
+        unfinished: what is expected, by request id.
+        ended: how many ended, by reason.
+    """
+
+    engine: Engine
+    unfinished: dict[str, Expected] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+
+    def add(self, request_id: str, tokens: Sequence[int], params: SamplingParams, stream: bool = True) -> None:
+        """Add a request to the engine. Sampled ones need a seed."""
+        engine = self.engine
+        room = min(params.max_tokens, engine.max_model_len - len(tokens), engine.kv_cache.capacity + 1 - len(tokens))
+        ends = set(params.stop_token_ids) | set(() if params.ignore_eos else engine.eos_token_ids)
+        expected = context_model().generate(tokens, room, params, ends)
+        engine.add(request_id, tokens, params, stream=stream)
+        self.unfinished[request_id] = Expected(expected, stream)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now, whatever it is doing."""
+        output = self.engine.abort(request_id)
+        assert output is not None, f"request {request_id} was unknown to the engine"
+        self.look([output])
+
+    def step(self) -> None:
+        """One step of the engine."""
+        self.look(self.engine.step())
+
+    def look(self, outputs: Iterable[RequestOutput]) -> None:
+        """Compare outputs with what they must be."""
+        for output in outputs:
+            name, (completion,) = output.request_id, output.outputs
+            expected, tokens, reason = self.unfinished[name], list(completion.token_ids), completion.finish_reason
+            assert tokens == expected.tokens[: len(tokens)], f"request {name}: wrong tokens"
+            assert output.finished or len(tokens) == expected.seen + 1, f"request {name}: a token was not reported"
+            assert output.finished or expected.stream, f"request {name}: reported, and nobody listens"
+            expected.seen = len(tokens)
+            if output.finished:
+                assert reason == "abort" or tokens == expected.tokens, f"request {name}: tokens are missing"
+                del self.unfinished[name]
+                self.ended[str(reason)] = self.ended.get(str(reason), 0) + 1
+
+    def balance(self) -> None:
+        """Every unfinished request waits or holds a row; blocks are whole."""
+        engine = self.engine
+        engine.kv_cache.check_integrity()
+        running = engine.table.rows - engine.table.free_rows
+        assert running + engine.scheduler.num_waiting == len(engine.requests) == len(self.unfinished)
+        assert running <= engine.scheduler.limits.max_num_seqs
+
+    def finish(self, bound: int) -> None:
+        """All that is unfinished ends within `bound` steps, and nothing is left behind."""
+        for _ in range(bound):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.unfinished, f"unfinished after {bound} steps: {sorted(self.unfinished)}"
+        nothing_left(self.engine)
