@@ -219,3 +219,14 @@ class TestReal:
                 assert logprob == pytest.approx(expected[token].item(), abs=1e-4)
             assert list(output.token_ids) == tokens[0, len(prompt) :].tolist()
         assert "Paris" in outputs[0].text
+
+    def test_one_prompt_gives_the_same_alone_and_in_company(self) -> None:
+        """transformers#25921: a greedy result does not depend on the size of the batch."""
+        llm = LLM(smollm2.NAME, dtype="float32", device="cpu", kv_blocks=128)
+        params = SamplingParams(temperature=0, max_tokens=6)
+        text = "Why is the sky blue and the sea too, and what does that have to do with light?"
+        prompts = [llm.tokenizer.encode(text[: 9 + 2 * number]) for number in range(32)]
+        alone = llm.generate(prompts[11], params)[0].outputs[0].token_ids
+        for size in (2, 7, 32):
+            company = [*prompts[: size - 1], prompts[11]]
+            assert llm.generate(company, params)[-1].outputs[0].token_ids == alone, f"batch of {size}"
