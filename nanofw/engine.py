@@ -14,15 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nanofw.batch import Step, pack
+from nanofw.blame import blame
 from nanofw.errors import EngineError, RequestError
 from nanofw.events import EngineCreated, RequestFinished, StepFinished
-from nanofw.request import CompletionOutput, FinishReason, Logprob, Request, RequestOutput, SamplingParams
+from nanofw.request import FinishReason, Request, RequestOutput, SamplingParams
 from nanofw.scheduler import Schedule, Scheduler
 from nanofw.text import Detokenizer
 
 if TYPE_CHECKING:
     from nanofw.kv_cache import KVCache
-    from nanofw.runner import HostSampled, Pending, Runner
+    from nanofw.runner import Pending, Runner
     from nanofw.table import RequestTable
 
 
@@ -73,17 +74,20 @@ class Engine:
     observers: dict[str, Callable[..., Any] | None] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     _in_flight: deque[InFlight] = field(default_factory=deque)
+    _ready: list[RequestOutput] = field(default_factory=list)
+    _news: deque[tuple[str, object]] = field(default_factory=deque)
     _added: int = 0
     _steps: int = 0
     _fruitless: int = 0
 
     def __post_init__(self) -> None:
-        self._tell("nanofw_engine_created", EngineCreated(self))
+        self._note("nanofw_engine_created", EngineCreated(self))
+        self._tell()
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is unfinished or a step is in flight."""
-        return bool(self.requests or self._in_flight)
+        """Whether a request is unfinished, a step is in flight, or an output waits to be returned."""
+        return bool(self.requests or self._in_flight or self._ready)
 
     @property
     def resolved(self) -> dict[str, Resolved]:
@@ -163,8 +167,12 @@ class Engine:
             return None
         self._release(request)
         self.scheduler.abort(request)
+        # Called by an observer, in the middle of a step: what the step was about to report is part of this output.
+        late = [o for o in self._ready if o.request_id == request_id and not o.finished]
+        request.told -= sum(len(o.delta) for o in late)
+        self._ready = [o for o in self._ready if o not in late]
         output = self._finish(request, "abort")
-        self._tell("nanofw_request_finished", RequestFinished(output))
+        self._tell()
         return output
 
     def step(self) -> list[RequestOutput]:
@@ -176,23 +184,38 @@ class Engine:
 
         Raises:
             EngineError: requests wait, nothing is in flight, and the scheduler schedules nothing.
+            Exception: whatever a plugin raises, with a note that names it. All requests are then put back with the
+                tokens they have, and may go on with the next call. An error of an observer changes nothing, and the
+                outputs of its step come with the next call.
         """
+        try:
+            self._step()
+        except BaseException as error:  # Ctrl-C too
+            self._recover()
+            if note := blame(error, self._parts(), self.plugins):
+                error.add_note(f"{note} in step {self._steps}; all requests were put back and may go on")
+            raise
+        self._tell()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def run(self) -> Iterator[RequestOutput]:
+        """Step until nothing is left to do, yielding outputs as they come."""
+        while self.has_work:
+            yield from self.step()
+
+    def _step(self) -> None:
         started = time.perf_counter()
         schedule = self.scheduler.schedule() if self.requests else None
         if schedule is not None:
             step = self._advance(schedule)
             self._in_flight.append(InFlight(step, self.runner.submit(step), len(schedule.preempted), started))
             if len(self._in_flight) <= self.depth:
-                return []
-        if not self._in_flight:
-            self._stalled_if(bool(self.requests))
-            return []
-        return self._collect(self._in_flight.popleft())
-
-    def run(self) -> Iterator[RequestOutput]:
-        """Step until nothing is left to do, yielding outputs as they come."""
-        while self.has_work:
-            yield from self.step()
+                return
+        if self._in_flight:
+            self._collect(self._in_flight.popleft())
+        else:
+            self._stalled_if(bool(self.requests) and not self._ready)
 
     def _advance(self, schedule: Schedule) -> Step:
         """Pack the step, and promise a token to each request that computes its last known or promised one."""
@@ -202,41 +225,35 @@ class Engine:
         table.length[rows] += step.emits
         return step
 
-    def _collect(self, flight: InFlight) -> list[RequestOutput]:
-        """Take a step's tokens in; end the requests that are done; report."""
+    def _collect(self, flight: InFlight) -> None:
+        """Take a step's tokens in; end the requests that are done; have outputs ready."""
         sampled, step, table = flight.pending.wait(), flight.step, self.table
         live = table.ticket[step.rows] == step.tickets  # the others ended or were put back while the step ran
+        self.kv_cache.commit(step.rows[live], step.seq_lens[live], self._tokens_of)
         counts = (live & step.emits).nonzero()[0]
         rows, tokens = step.rows[counts], sampled.tokens[counts]
         known = table.known[rows]
         table.tokens[rows, known] = tokens
         table.known[rows] = known + 1
-        self.kv_cache.commit(step.rows[live], step.seq_lens[live], self._tokens_of)
 
         stopped = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
         at_limit = known >= table.last[rows]
-        outputs: list[RequestOutput] = []
         finished: list[Request] = []
         for i in (stopped | at_limit | table.watched[rows]).nonzero()[0]:  # the rest needs no look
             request: Request = table.requests[rows[i]]
             if request.params.logprobs is not None:
-                request.logprobs.append(_logprob(sampled, int(counts[i]), request.params.logprobs))
+                request.logprobs.append(sampled.logprob(int(counts[i]), request.params.logprobs))
             if table.watched[rows[i]] and not stopped[i]:
                 request.read(int(tokens[i]))
             if stopped[i] or request.stopped or at_limit[i]:
                 self._release(request)
                 finished.append(request)
-                reason: FinishReason = "stop" if stopped[i] or request.stopped else request.limit_reason
-                outputs.append(self._finish(request, reason))
+                self._finish(request, "stop" if stopped[i] or request.stopped else request.limit_reason)
             elif request.stream:
                 request.output_ids = table.output_ids(request.row, len(request.prompt_ids))
-                outputs.append(_output(request))
+                self._ready.append(RequestOutput.of(request))
         self.scheduler.update(finished)
-        if finished:  # told last: an observer may raise, or add and abort requests
-            for output in (o for o in outputs if o.finished):
-                self._tell("nanofw_request_finished", RequestFinished(output))
         self._after(flight, len(rows))
-        return outputs
 
     def _limit(self, prompt_len: int, params: SamplingParams) -> tuple[int, FinishReason]:
         """Most tokens the request may reach, and what sets that bound. The last token needs no slot in the cache."""
@@ -255,26 +272,48 @@ class Engine:
     def _finish(self, request: Request, reason: FinishReason) -> RequestOutput:
         request.finish_reason = reason
         request.read_rest()
-        output = _output(request)
+        output = RequestOutput.of(request)
+        if reason != "abort":  # that output goes to whoever aborted it
+            self._ready.append(output)
         del self.requests[request.id]
+        self._note("nanofw_request_finished", RequestFinished(output))
         return output
 
+    def _recover(self) -> None:
+        """A call failed half-way: put every request back with the tokens that were looked at, and start from there."""
+        self._in_flight.clear()
+        for request in self.requests.values():
+            if request.row >= 0:
+                request.output_ids = self.table.output_ids(request.row, len(request.prompt_ids))
+                request.preemptions += 1
+            request.row = -1
+        for part in (self.table, self.kv_cache, self.scheduler):
+            part.clear()
+        reported = {output.request_id for output in self._ready if output.finished}
+        for request in list(self.requests.values()):
+            request.forget_unread()
+            if request.finish_reason and request.id in reported:
+                del self.requests[request.id]
+            elif reason := request.due:
+                self._finish(request, reason)
+            else:
+                self.scheduler.add(request)
+
     def _after(self, flight: InFlight, generated: int) -> None:
-        """Count the step, tell observers, and notice when steps no longer bring anybody forward."""
+        """Count the step, note it for observers, and notice when steps no longer bring anybody forward."""
         self._fruitless = 0 if generated else self._fruitless + 1
-        if observe := self.observers.get("nanofw_step_finished"):
+        if self.observers.get("nanofw_step_finished"):
             step = flight.step
-            observe(
-                event=StepFinished(
-                    index=self._steps,
-                    num_requests=step.num_requests,
-                    num_tokens=step.num_tokens,
-                    num_generated=generated,
-                    num_preempted=flight.preempted,
-                    started=flight.started,
-                    finished=time.perf_counter(),
-                )
+            event = StepFinished(
+                index=self._steps,
+                num_requests=step.num_requests,
+                num_tokens=step.num_tokens,
+                num_generated=generated,
+                num_preempted=flight.preempted,
+                started=flight.started,
+                finished=time.perf_counter(),
             )
+            self._note("nanofw_step_finished", event)
         self._steps += 1
         # The longest honest stretch without a token is one request's prefill at one token a step, one after another.
         self._stalled_if(self._fruitless > self.max_model_len * (len(self.requests) + 1))
@@ -291,35 +330,21 @@ class Engine:
     def _tokens_of(self, row: int) -> Sequence[int]:
         return self.table.tokens[row, : self.table.known[row]].tolist()  # type: ignore[no-any-return]
 
-    def _tell(self, hook: str, event: object) -> None:
-        if observe := self.observers.get(hook):
-            observe(event=event)
+    def _parts(self) -> dict[str, object]:
+        parts = self.runner.parts
+        mine: dict[str, object] = {"scheduler": self.scheduler, "kv_cache": self.kv_cache, "runner": self.runner}
+        return mine | {"model": parts.model, "attention": parts.attention, "sampler": parts.sampler}
 
+    def _note(self, hook: str, event: object) -> None:
+        if self.observers.get(hook):
+            self._news.append((hook, event))
 
-def _output(request: Request) -> RequestOutput:
-    completion = CompletionOutput(
-        text=request.text,
-        token_ids=tuple(request.output_ids),
-        finish_reason=request.finish_reason,
-        logprobs=tuple(request.logprobs) if request.params.logprobs is not None else None,
-    )
-    return RequestOutput(
-        request_id=request.id,
-        prompt=request.prompt,
-        prompt_token_ids=request.prompt_ids,
-        outputs=(completion,),
-        finished=request.finish_reason is not None,
-        delta=request.take_delta(),
-        cached_tokens=request.cached_tokens,
-        preemptions=request.preemptions,
-    )
-
-
-def _logprob(sampled: HostSampled, index: int, wanted: int) -> Logprob:
-    if sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
-        raise EngineError("the sampler returned no logprobs although a request asked for them")
-    top = zip(sampled.top_ids[index, :wanted].tolist(), sampled.top_logprobs[index, :wanted].tolist(), strict=True)
-    return Logprob(int(sampled.tokens[index]), float(sampled.logprobs[index]), tuple(top))
+    def _tell(self) -> None:
+        """Tell observers what was noted. They may raise, or add and abort requests: all is in order here."""
+        while self._news:
+            hook, event = self._news.popleft()
+            if observe := self.observers.get(hook):
+                observe(event=event)
 
 
 def _signed(seed: int) -> int:

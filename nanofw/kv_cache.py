@@ -148,5 +148,9 @@ class KVCache(Component):
         """Give back all that `row` holds."""
 
     @abstractmethod
+    def clear(self) -> None:
+        """Forget everything, whatever an interrupted call has left: no row holds anything, and all blocks are free."""
+
+    @abstractmethod
     def check_integrity(self) -> None:
         """Check the promises above; raises AssertionError that says which is broken. For tests, not for the step."""

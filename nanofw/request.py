@@ -135,6 +135,21 @@ class Request:
             self.detokenizer.add(self.output_ids[self.detokenizer.num_tokens : len(self.output_ids) - ends])
             self.detokenizer.finish()
 
+    def forget_unread(self) -> None:
+        """After a step that broke off: keep no token that was taken in but not looked at. It will come again."""
+        if self.params.logprobs is not None:
+            del self.output_ids[len(self.logprobs) :]
+        if self.detokenizer is not None and (self.stream or self.params.stop or self.params.logprobs is not None):
+            del self.output_ids[self.detokenizer.num_tokens :]
+            del self.logprobs[self.detokenizer.num_tokens :]
+
+    @property
+    def due(self) -> FinishReason | None:
+        """Why a request that has not been ended is to end with the tokens it has, or None."""
+        if self.stopped or (self.output_ids and self.output_ids[-1] in self.stop_ids):
+            return "stop"
+        return self.limit_reason if self.length >= self.limit else None
+
     def take_delta(self) -> str:
         """Text that is new since this was last asked."""
         new = self.text[self.told :]
@@ -171,3 +186,23 @@ class RequestOutput:
     delta: str = ""
     cached_tokens: int = 0
     preemptions: int = 0
+
+    @classmethod
+    def of(cls, request: Request) -> RequestOutput:
+        """What there is to report of `request` now."""
+        completion = CompletionOutput(
+            text=request.text,
+            token_ids=tuple(request.output_ids),
+            finish_reason=request.finish_reason,
+            logprobs=tuple(request.logprobs) if request.params.logprobs is not None else None,
+        )
+        return cls(
+            request_id=request.id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_ids,
+            outputs=(completion,),
+            finished=request.finish_reason is not None,
+            delta=request.take_delta(),
+            cached_tokens=request.cached_tokens,
+            preemptions=request.preemptions,
+        )

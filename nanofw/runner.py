@@ -10,6 +10,8 @@ import torch
 
 from nanofw.batch import Batch
 from nanofw.component import Component
+from nanofw.errors import EngineError
+from nanofw.request import Logprob
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +32,13 @@ class HostSampled:
     logprobs: npt.NDArray[np.float32] | None = None
     top_ids: npt.NDArray[np.int64] | None = None
     top_logprobs: npt.NDArray[np.float32] | None = None
+
+    def logprob(self, index: int, wanted: int) -> Logprob:
+        """The log-probabilities of row `index`, with the `wanted` likeliest tokens."""
+        if self.logprobs is None or self.top_ids is None or self.top_logprobs is None:
+            raise EngineError("the sampler returned no logprobs although a request asked for them")
+        top = zip(self.top_ids[index, :wanted].tolist(), self.top_logprobs[index, :wanted].tolist(), strict=True)
+        return Logprob(int(self.tokens[index]), float(self.logprobs[index]), tuple(top))
 
 
 class Pending(ABC):

@@ -56,6 +56,10 @@ class Scheduler(Component):
         """Forget a request, waiting or running."""
 
     @abstractmethod
+    def clear(self) -> None:
+        """Forget all requests, whatever an interrupted call has left. The engine adds them again."""
+
+    @abstractmethod
     def schedule(self) -> Schedule | None:
         """The next step, or None if nothing can be computed before a step in flight returns."""
 

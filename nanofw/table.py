@@ -98,6 +98,13 @@ class RequestTable:
         request.row = -1
         return row
 
+    def clear(self) -> None:
+        """Take all rows back, whatever an interrupted call has left."""
+        self.ticket += 1
+        self.num_choosy = 0
+        self.requests[:] = None
+        self._free = list(range(self.rows - 1, -1, -1))
+
     def output_ids(self, row: int, prompt_len: int) -> list[int]:
         """Generated tokens of a row whose values are known."""
         return self.tokens[row, prompt_len : self.known[row]].tolist()  # type: ignore[no-any-return]

@@ -117,7 +117,7 @@ def test_an_observer_may_add_and_abort(depth):
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_an_observer_that_raises(depth):
-    """Its error reaches the caller, and the engine goes on: the request has ended, the others run to their ends."""
+    """Its error reaches the caller, and the engine goes on: no output is lost, nothing is computed again."""
 
     def act(output):
         if output.request_id == "first":
@@ -128,7 +128,44 @@ def test_an_observer_that_raises(depth):
     engine.add("second", [3, 4], greedy(9))
     with pytest.raises(OSError, match="disk full"):
         list(engine.run())
-    assert "first" not in engine.requests
-    (output,) = (o for o in engine.run() if o.finished)
-    assert list(output.outputs[0].token_ids) == context_model().greedy([3, 4], 9)
+    found = {o.request_id: o for o in engine.run() if o.finished}
+    assert list(found["first"].outputs[0].token_ids) == context_model().greedy([1, 2], 3)
+    assert list(found["second"].outputs[0].token_ids) == context_model().greedy([3, 4], 9)
+    assert not any(o.preemptions for o in found.values())
     nothing_left(engine)
+
+
+def test_events_wait_for_an_observer_that_raises():
+    """Two requests end in one step, and the first report fails: the second one comes with the next call."""
+
+    def act(output):
+        if output.request_id == "first":
+            raise OSError("disk full")
+
+    observer = Observer(act)
+    engine = observed(observer)
+    engine.add("first", [1, 2], greedy(1))
+    engine.add("second", [3, 4], greedy(1))
+    with pytest.raises(OSError, match="disk full"):
+        engine.step()
+    assert [e.output.request_id for e in observer.ended] == ["first"]
+    assert {o.request_id for o in engine.step()} == {"first", "second"}
+    assert [e.output.request_id for e in observer.ended] == ["first", "second"]
+    assert not engine.has_work
+
+
+def test_aborted_from_an_observer_with_an_output_ready():
+    """What the step was about to report of a request is in the output of its abort, and nothing comes after."""
+
+    def act(output):
+        if output.request_id == "first":
+            aborted.append(engine.abort("second"))
+
+    aborted = []
+    engine = observed(Observer(act))
+    engine.add("first", [1, 2], greedy(2))
+    engine.add("second", [3, 4], greedy(9))
+    outputs = [engine.step(), engine.step()]
+    assert [[o.request_id for o in step] for step in outputs] == [["first", "second"], ["first"]]
+    assert list(aborted[0].outputs[0].token_ids) == context_model().greedy([3, 4], 2)
+    assert not engine.has_work

@@ -168,6 +168,25 @@ class KVCacheSuite(KVCacheServed):
             cache.check_integrity()
         assert cache.free_blocks == start
 
+    def test_clear(self) -> None:
+        """Whatever was going on: afterwards all is free, no row holds anything, and nothing is found again."""
+        cache = self.build(16, num_blocks=9)
+        start = cache.free_blocks
+        rows, lengths = np.array([0, 2]), np.array([33, 16])
+        for row in rows:
+            cache.match_prefix(int(row), [int(row)] * 40)
+        assert cache.allocate(rows, lengths)
+        cache.commit(rows, lengths, lambda row: [row] * 40)
+        cache.free(2)
+        cache.block_table[1] = 3  # what an interrupted call may leave
+        cache.clear()
+        cache.check_integrity()
+        assert cache.free_blocks == start
+        assert not cache.block_table.any()
+        assert cache.match_prefix(0, [0] * 40) == 0
+        assert cache.allocate(np.array([0]), np.array([40]))
+        cache.check_integrity()
+
     def test_growing_no_request_is_fine(self) -> None:
         """An empty step asks for nothing and gets it."""
         cache = self.build(16)

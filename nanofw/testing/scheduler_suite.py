@@ -15,6 +15,8 @@ it: a token that is lost, repeated, or computed from the wrong context is found 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -37,6 +39,7 @@ from nanofw.testing.audited import (
     run,
     run_params,
 )
+from nanofw.testing.ledger import Ledger
 from nanofw.testing.scheduler_machine import SchedulerMachine
 
 
@@ -192,6 +195,33 @@ class SchedulerSuite:
                 tokens = list(aborted.outputs[0].token_ids)
                 assert tokens == context_model().greedy(*work[1])[: len(tokens)]
             nothing_left(engine)
+
+    @pytest.mark.parametrize("depth", [0, 1])
+    @pytest.mark.parametrize("method", ["allocate", "match_prefix", "free"])
+    def test_a_cache_that_raises(self, method: str, depth: int) -> None:
+        """Any one call of the cache fails, before or after its work: afterwards `clear` puts all in order."""
+        for number in range(12):
+            options = {"kv_cache": {"block_size": 4}}
+            engine = self.engine(kv_blocks=8, max_num_seqs=3, steps_in_flight=depth, options=options)
+            real, calls = getattr(engine.kv_cache, method), itertools.count()
+
+            def failing(*args: Any, at: int = number, calls: Any = calls, real: Any = real) -> Any:
+                call = next(calls)
+                if call == at and at % 2:
+                    raise MemoryError("on purpose")
+                result = real(*args)
+                if call == at:
+                    raise MemoryError("on purpose")
+                return result
+
+            setattr(engine.kv_cache, method, failing)
+            book = Ledger(engine, one_by_one=False)
+            for i in range(4):
+                book.add(str(i), prompt(3 + i, i), SamplingParams(temperature=0, max_tokens=8))
+            while engine.has_work:
+                with contextlib.suppress(MemoryError):
+                    book.step()
+            book.finish(bound=0)
 
     def test_stop_ids(self) -> None:
         """An end learned from a token's value, a step late at depth 1, gives the same tokens and no more."""

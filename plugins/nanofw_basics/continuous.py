@@ -49,6 +49,11 @@ class ContinuousScheduler(Scheduler):
         else:
             self._leave([request])
 
+    def clear(self) -> None:
+        """Empty queue, nobody runs."""
+        self.waiting.clear()
+        self._leave(self.running)
+
     def update(self, finished: Sequence[Request]) -> None:
         """Forget the finished ones."""
         if finished:

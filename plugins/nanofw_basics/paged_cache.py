@@ -51,11 +51,11 @@ class PagedKVCache(KVCache):
         self.block_size, self.num_blocks = options.block_size, spec.num_blocks
         self.layers = [self._layer(index) for index in range(len(spec.layers))]
         columns = min(self.blocks_for(spec.max_len), max(self.num_blocks - 1, 1))
-        self.block_table = np.full((spec.rows, columns), NULL_BLOCK, dtype=np.int32)
-        self._held, self._room = np.zeros((2, spec.rows), dtype=np.int64)  # in blocks, in slots
+        self.block_table = np.empty((spec.rows, columns), dtype=np.int32)
+        self._held, self._room = np.empty((2, spec.rows), dtype=np.int64)  # in blocks, in slots
         # A stack: the block given back last is the first to be used again, while it may still be in a processor cache.
-        self._free = np.arange(self.num_blocks - 1, NULL_BLOCK, -1, dtype=np.int32)
-        self._num_free = len(self._free)
+        self._free = np.empty(self.num_blocks - 1, dtype=np.int32)
+        self.clear()
 
     @property
     def free_blocks(self) -> int:
@@ -88,6 +88,13 @@ class PagedKVCache(KVCache):
         self._num_free += count
         self.block_table[row, :count] = NULL_BLOCK
         self._held[row] = self._room[row] = 0
+
+    def clear(self) -> None:
+        """A full stack, the lowest block on top."""
+        self.block_table[:] = NULL_BLOCK
+        self._held[:] = self._room[:] = 0
+        self._free[:] = np.arange(self.num_blocks - 1, NULL_BLOCK, -1)
+        self._num_free = len(self._free)
 
     def check_integrity(self) -> None:
         """Every block but the null block is free or owned, exactly once; tails of the table are null."""

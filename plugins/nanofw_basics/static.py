@@ -39,6 +39,11 @@ class StaticScheduler(Scheduler):
         """Forget it, wherever it is."""
         (self.waiting if request in self.waiting else self.running).remove(request)
 
+    def clear(self) -> None:
+        """Empty queue, nobody runs."""
+        self.waiting.clear()
+        self.running.clear()
+
     def schedule(self) -> Schedule | None:
         """All prompts first, in chunks of the step's budget; then one token a request and step."""
         if not self.running:

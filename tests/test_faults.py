@@ -1,0 +1,194 @@
+"""Whatever breaks off a step: the error names its plugin, nothing is lost, and the engine goes on."""
+
+import sys
+
+import pytest
+
+from nanofw import PluginHost, SamplingParams
+from nanofw.testing.audited import audited_engine, prompt
+from nanofw.testing.ledger import Ledger
+
+CALLS = [
+    ("scheduler", "schedule"),
+    ("scheduler", "update"),
+    ("kv_cache", "allocate"),
+    ("kv_cache", "match_prefix"),
+    ("kv_cache", "commit"),
+    ("kv_cache", "free"),
+    ("runner", "submit"),
+    ("model", "forward"),
+    ("attention", "plan"),
+    ("attention", "write_kv"),
+    ("sampler", "sample"),
+]
+STRIDE = 97
+"""Of the lines at which Ctrl-C is tried: 1 tries all, in minutes."""
+
+
+class Fault(Exception):
+    """Raised on purpose."""
+
+
+@pytest.fixture
+def ledger(monkeypatch):
+    """Five requests, streamed, sampled or with logprobs, in an engine whose pool is too small for them."""
+
+    def build(depth):
+        host = PluginHost.load(only=("basics", "gather"))
+        engine = audited_engine(
+            host,
+            kv_blocks=9,
+            max_num_seqs=4,
+            max_batch_tokens=16,
+            steps_in_flight=depth,
+            options={"kv_cache": {"block_size": 4}},
+        )
+        book = Ledger(engine)
+        for i in range(5):
+            how = SamplingParams(temperature=i % 2, seed=i, max_tokens=9 + i, logprobs=2 if i == 3 else None)
+            book.add(str(i), prompt(5 + i, i), how, stream=bool(i % 3))
+        return book
+
+    return build
+
+
+def part_of(engine, kind):
+    inner = engine.runner.inner
+    mine = {"scheduler": engine.scheduler, "kv_cache": engine.kv_cache, "runner": inner}
+    return mine.get(kind) or getattr(inner.parts, kind)
+
+
+def fail_at(monkeypatch, part, method, number, before):
+    """Make the call of that number raise, before or after its work is done."""
+    calls, real = [], getattr(part, method)
+
+    def failing(self, *args, **kwargs):
+        calls.append(method)
+        if len(calls) != number:
+            return real(*args, **kwargs)
+        if not before:
+            real(*args, **kwargs)
+        raise Fault(method)
+
+    monkeypatch.setattr(part, method, failing.__get__(part))
+    return calls
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("kind", "method"), CALLS)
+def test_a_plugin_that_raises_once(ledger, monkeypatch, kind, method, depth, before):
+    """At its first call, at a later one, in the middle of everything: every request still gets its tokens."""
+    for number in (1, 2, 3, 5, 8, 13, 21):
+        book = ledger(depth)
+        with monkeypatch.context() as patch:
+            calls = fail_at(patch, part_of(book.engine, kind), method, number, before)
+            errors = 0
+            while book.engine.has_work:
+                try:
+                    book.step()
+                except Fault as error:
+                    errors += 1
+                    (note,) = error.__notes__
+                    names = book.engine.plugins[kind]
+                    assert note.startswith(f"raised by {kind} {names.name!r} of {names.distribution}")
+                    book.engine.kv_cache.check_integrity()
+        book.finish(bound=0)
+        assert errors == (number <= len(calls))
+
+
+def test_a_plugin_that_always_raises(ledger, monkeypatch):
+    """Each call says so; requests can be aborted, and the pool is whole."""
+    book = ledger(1)
+    fail = type("Always", (int,), {"__ne__": lambda self, other: False})(0)
+    fail_at(monkeypatch, book.engine.kv_cache, "allocate", fail, before=True)
+    for _ in range(3):
+        with pytest.raises(Fault):
+            book.step()
+    for name in list(book.unfinished):
+        book.abort(name)
+    book.finish(bound=0)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_result_that_fails_to_arrive(ledger, monkeypatch, depth):
+    """An error of the device shows when its tokens are waited for, a step late."""
+    for number in (1, 2, 7):
+        book = ledger(depth)
+        submit, seen = book.engine.runner.submit, []
+
+        def late(step, submit=submit, seen=seen, number=number):
+            pending = submit(step)
+            seen.append(pending)
+            if len(seen) == number:
+                pending.wait = lambda: (_ for _ in ()).throw(Fault("device"))
+            return pending
+
+        monkeypatch.setattr(book.engine.runner, "submit", late)
+        errors = 0
+        while book.engine.has_work:
+            try:
+                book.step()
+            except Fault:
+                errors += 1
+        assert errors == 1
+        book.finish(bound=0)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_allocation_that_fails(ledger, monkeypatch, depth):
+    """The cache says no now and then although it has room: requests are put back or wait, and all end."""
+    book = ledger(depth)
+    allocate, calls = book.engine.kv_cache.allocate, []
+
+    def moody(rows, lengths):
+        calls.append(len(rows))
+        return not (len(rows) > 1 and len(calls) % 3 == 0) and allocate(rows, lengths)
+
+    monkeypatch.setattr(book.engine.kv_cache, "allocate", moody)
+    book.finish(bound=300)
+    assert len(calls) > 20
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_ctrl_c_at_any_line(ledger, depth):
+    """KeyboardInterrupt at line after line of engine, scheduler, cache and table: every request still ends right."""
+    beyond = ("step", "_recover")  # what is on its way out of `step`, or a second Ctrl-C, nobody can save
+    files = ("engine.py", "table.py", "batch.py", "request.py", "continuous.py", "paged_cache.py", "eager.py")
+
+    class Interrupt:
+        """Raises at the line of a given number, once."""
+
+        def __init__(self, at):
+            self.at, self.lines, self.active = at, 0, True
+
+        def __call__(self, frame, event, arg):
+            if not self.active or not frame.f_code.co_filename.endswith(files) or frame.f_code.co_name in beyond:
+                return None
+            if event == "line":
+                self.lines += 1
+                if self.lines == self.at:
+                    self.active = False
+                    raise KeyboardInterrupt
+            return self
+
+    def run(at):
+        book, interrupt = ledger(depth), Interrupt(at)
+        book.one_by_one = False
+        while book.engine.has_work:
+            before = sys.gettrace()
+            sys.settrace(interrupt)
+            try:
+                outputs = book.engine.step()
+            except KeyboardInterrupt:
+                outputs = []
+            finally:
+                sys.settrace(before)
+            book.look(outputs)
+        book.finish(bound=0)
+        return interrupt.lines
+
+    total = run(0)
+    assert total > 1000
+    for at in range(1, total, STRIDE):
+        run(at)
