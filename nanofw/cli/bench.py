@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PROMPT = "Explain what makes a good software engineer in your own words."
 VARIED = ("model_impl", "attention", "kv_cache", "scheduler", "runner", "sampler")
 DEFAULTS = {"model": "dummy:tiny", "attention": "naive-gather,vectorized-gather"}
-QUICK_PROMPT_TOKENS = 160
+QUICK_PROMPT_TOKENS = 192
 """Of the run without a model: long enough a context to tell its two attentions apart, short enough for a break."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import sys
 import zipfile
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from nanofw import LLM, SamplingParams
+from nanofw.cli import app
 from nanofw.errors import CheckpointError
 from nanofw.weights import resolve, smollm2
 
@@ -219,6 +222,15 @@ class TestReal:
                 assert logprob == pytest.approx(expected[token].item(), abs=1e-4)
             assert list(output.token_ids) == tokens[0, len(prompt) :].tolist()
         assert "Paris" in outputs[0].text
+
+    def test_generate_answers_and_stops(self) -> None:
+        args = ["generate", "What is the capital of France?", "--model", "smollm2", "--kv-blocks", "64", "--json"]
+        ran = CliRunner().invoke(app, args)
+        assert ran.exit_code == 0, ran.stderr
+        (output,) = json.loads(ran.stdout)["outputs"]
+        assert output["text"].startswith("The capital of France is Paris")
+        assert output["finish_reason"] == "stop"
+        assert output["token_ids"][-1] == 2
 
     def test_one_prompt_gives_the_same_alone_and_in_company(self) -> None:
         """transformers#25921: a greedy result does not depend on the size of the batch."""
