@@ -13,7 +13,7 @@ from nanofw.attention import Attention, AttentionSpec
 from nanofw.batch import Batch, pack
 from nanofw.config import Config
 from nanofw.engine import Engine, Resolved
-from nanofw.errors import ConfigError, PluginError
+from nanofw.errors import CapacityError, ConfigError, PluginError
 from nanofw.kv_cache import KVCache, KVCacheSpec
 from nanofw.model import Model
 from nanofw.options import build_options
@@ -104,9 +104,14 @@ def build_engine(
         model.spec.max_len,
         lambda: _peak_bytes(config, model, attention, sampler, cache_cls, cache_spec, options["kv_cache"]),
     )
-    kv_cache = cache_cls(
-        replace(cache_spec, num_blocks=size.num_blocks, max_len=size.max_model_len), options["kv_cache"]
-    )
+    try:
+        kv_cache = cache_cls(
+            replace(cache_spec, num_blocks=size.num_blocks, max_len=size.max_model_len), options["kv_cache"]
+        )
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CapacityError(
+            f"a KV cache of {size.num_blocks:,} blocks does not fit into memory: lower kv_memory or kv_blocks"
+        ) from error
     table = RequestTable(config.max_num_seqs, size.max_model_len)
     limits = Limits(config.max_num_seqs, config.max_batch_tokens)
     scheduler = cast("type[Scheduler]", classes["scheduler"])(limits, table, kv_cache, options["scheduler"])

@@ -159,5 +159,12 @@ def _one_thread() -> None:
 
 def _check_writable(file: Path | None) -> None:
     """Say now, not after minutes of measuring, that the report has nowhere to go."""
-    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise ConfigError(f"cannot write {file}: {'it is a folder' if file.is_dir() else 'its folder does not exist'}")
+    if file is None:
+        return
+    there = file.exists()
+    try:
+        file.open("a").close()
+        if not there:
+            file.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
