@@ -14,7 +14,8 @@ from nanofw import LLM, SamplingParams
 from nanofw.attention import Attention, AttentionSpec
 from nanofw.errors import PluginError
 from nanofw.weights import ModelSource, resolve
-from nanofw_basics.transformers_model import ProbeMask, TransformersModel, mask_window, weight_bytes
+from nanofw_basics.transformers_model import TransformersModel, weight_bytes
+from nanofw_basics.transformers_probe import ProbeMask, mask_window
 
 CPU = torch.device("cpu")
 SMALL = {
