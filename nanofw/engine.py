@@ -24,7 +24,7 @@ from nanofw.text import Detokenizer
 if TYPE_CHECKING:
     from nanofw.kv_cache import KVCache
     from nanofw.runner import Pending, Runner
-    from nanofw.table import RequestTable
+    from nanofw.table import RequestTable, TokenIds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,8 +327,8 @@ class Engine:
                 f"{self.kv_cache.num_blocks - 1} blocks free)"
             )
 
-    def _tokens_of(self, row: int) -> Sequence[int]:
-        return self.table.tokens[row, : self.table.known[row]].tolist()  # type: ignore[no-any-return]
+    def _tokens_of(self, row: int) -> TokenIds:
+        return self.table.tokens[row, : self.table.known[row]]
 
     def _parts(self) -> dict[str, object]:
         parts = self.runner.parts

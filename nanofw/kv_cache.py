@@ -14,7 +14,7 @@ from nanofw.component import Component
 if TYPE_CHECKING:
     import numpy as np
 
-    from nanofw.table import IntArray
+    from nanofw.table import IntArray, TokenIds
 
 PAGED_NHD = "paged-nhd"
 """Layout: key and value are two tensors `[N, BS, Hkv, D]`; the stride of a block may exceed `BS * Hkv * D`."""
@@ -124,7 +124,7 @@ class KVCache(Component):
         """Blocks that `tokens` tokens take."""
         return -(-tokens // self.block_size)
 
-    def match_prefix(self, row: int, token_ids: Sequence[int]) -> int:
+    def match_prefix(self, row: int, token_ids: TokenIds) -> int:
         """Begin a request in `row`: claim blocks that already hold a prefix of `token_ids`.
 
         Returns:
@@ -137,10 +137,10 @@ class KVCache(Component):
     def allocate(self, rows: IntArray, lengths: IntArray) -> bool:
         """Make room so that each `rows[i]` can hold `lengths[i]` tokens: all of it, or nothing and False."""
 
-    def commit(self, rows: IntArray, lengths: IntArray, tokens_of: Callable[[int], Sequence[int]]) -> None:
+    def commit(self, rows: IntArray, lengths: IntArray, tokens_of: Callable[[int], TokenIds]) -> None:
         """The first `lengths[i]` tokens of `rows[i]` have been computed; only now may others reuse their blocks.
 
-        `tokens_of(row)` gives a row's token values. It costs time a row: call it for rows that need it.
+        `tokens_of(row)` gives a row's token values, at least as many as were computed.
         """
 
     @abstractmethod

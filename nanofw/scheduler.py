@@ -76,7 +76,7 @@ class Scheduler(Component):
     def admit(self, request: Request) -> int:
         """Give `request` a row and the cached prefix of its tokens. Returns the row."""
         row = self.table.open(request)
-        cached = self.kv_cache.match_prefix(row, self.table.tokens[row, : self.table.known[row]].tolist())
+        cached = self.kv_cache.match_prefix(row, self.table.tokens[row, : self.table.known[row]])
         self.table.computed[row] = cached
         if not request.preemptions:
             request.cached_tokens = cached

@@ -11,16 +11,19 @@ whose values have reached the host. A scheduler works with lengths alone, so it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from nanofw.request import Request
 
     IntArray = npt.NDArray[np.int64]
+    TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 class RequestTable:

@@ -74,6 +74,21 @@ def test_forced_preemption(llm, generated, name, attention, depth, block_size):
     assert sum(o.preemptions for o in outputs) > 0
 
 
+@pytest.mark.parametrize("budget", [2048, 7])
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("name", MODELS)
+def test_found_in_the_cache(llm, generated, name, depth, budget):
+    """nano-vllm#144, #208: prompts that begin alike, in one step and again later, in one piece and in chunks."""
+    engine = llm(name, kv_cache="prefix", steps_in_flight=depth, max_batch_tokens=budget)
+    (common,) = prompts((48,), seed=3)
+    many = [common[:length] + tail for length in (15, 16, 17, 32, 48) for tail in ([], [1], [2, 3])]
+    for again in (False, True):
+        outputs = engine.generate(many, GREEDY)
+        assert tokens(outputs) == generated(name, many)
+        if again:
+            assert [o.cached_tokens for o in outputs] == [(len(p) - 1) // 16 * 16 for p in many]
+
+
 @pytest.mark.parametrize("attention", ["naive-gather", "vectorized-gather"])
 @pytest.mark.parametrize("name", ["dummy:tiny", "dummy:smollm2-tiny"])
 def test_alone_and_in_company(llm, generated, name, attention):

@@ -63,13 +63,14 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 class Auditor(Runner):
-    """Looks at each step before the real runner gets it; `steps` keeps them."""
+    """Looks at each step before the real runner gets it; `steps` keeps them, unless `keep` is off."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.inner = engine, engine.runner
         self.parts, self.options, self.report = self.inner.parts, self.inner.options, self.inner.report
+        self.keep = True
         self.steps: list[Step] = []
-        self.reached: dict[tuple[int, int], int] = {}
+        self.reached: dict[int, tuple[int, int]] = {}  # by row: its ticket, and tokens computed
 
     def submit(self, step: Step) -> Pending:
         """Check what can be checked of a step, then submit it."""
@@ -85,13 +86,15 @@ class Auditor(Runner):
         for row, ticket, query_len, seq_len in zip(
             step.rows.tolist(), step.tickets.tolist(), step.query_lens.tolist(), step.seq_lens.tolist(), strict=True
         ):
-            start = self.reached.get((row, ticket))
+            holder, reached = self.reached.get(row, (-1, 0))
+            start = reached if holder == ticket else None
             if start is None and type(cache).match_prefix is KVCache.match_prefix:
                 start = 0  # nothing can be cached
             assert start is None or seq_len - query_len == start, f"row {row}: tokens skipped or computed twice"
-            self.reached[row, ticket] = seq_len
+            self.reached[row] = (ticket, seq_len)
         cache.check_integrity()
-        self.steps.append(step)
+        if self.keep:
+            self.steps.append(step)
         return self.inner.submit(step)
 
 

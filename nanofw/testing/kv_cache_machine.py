@@ -33,7 +33,7 @@ class _Life:
 
 
 class KVCacheMachine(RuleBasedStateMachine):
-    """Requests that begin, grow, are computed in chunks, committed late (a step in flight), and leave at any time."""
+    """Requests that begin, grow, are computed late and in chunks, committed later still, and leave at any time."""
 
     suite: ClassVar[type[KVCacheSuite]]
     block_size: ClassVar[int]
@@ -43,7 +43,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.live: dict[int, _Life] = {}
 
-    @initialize(num_blocks=st.integers(2, 12))
+    @initialize(num_blocks=st.integers(2, 8))
     def start(self, num_blocks: int) -> None:
         """An empty cache."""
         self.max_len = 5 * self.block_size
@@ -55,6 +55,22 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), family=st.integers(0, 1))
     def begin(self, data: st.DataObject, family: int) -> None:
         """A request whose prompt shares a prefix with others of its family."""
+        self._begin(data, family)
+
+    @precondition(lambda self: len(self.live) < self.rows)
+    @rule(data=st.data(), family=st.integers(0, 4), committed=st.booleans())
+    def live_through(self, data: st.DataObject, family: int, committed: bool) -> None:
+        """A request that is there and gone between two moments of the others."""
+        row = self._begin(data, family)
+        life = self.live[row]
+        if self.cache.allocate(np.array([row]), np.array([len(life.tokens)])):
+            life.room = len(life.tokens)
+            self._compute(row)
+            if committed:
+                self._commit([row], [life.computed])
+        self._leave(row)
+
+    def _begin(self, data: st.DataObject, family: int) -> int:
         row = data.draw(st.sampled_from(sorted(set(range(self.rows)) - set(self.live))), "row")
         edge = data.draw(st.sampled_from((1, self.block_size, 2 * self.block_size, 3 * self.block_size)), "edge")
         length = min(max(edge + data.draw(st.integers(-1, 1), "beside it"), 1), self.max_len - 1)
@@ -65,11 +81,12 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert 0 <= cached <= length - 1, f"{cached} of {length} tokens cached: the last must be computed"
         assert self.suite.shares_prefixes or cached == 0, "a cache that shares nothing has nothing cached"
         self.live[row] = _Life(tokens, cached, cached, cached)
+        return row
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def grow(self, data: st.DataObject) -> None:
-        """Some rows ask for more; then what they got is computed."""
+        """Some rows ask for more; what they got is computed now or later (a step in flight)."""
         rows = data.draw(st.lists(st.sampled_from(sorted(self.live)), min_size=1, unique=True), "rows")
         lengths = []
         for row in rows:
@@ -92,9 +109,21 @@ class KVCacheMachine(RuleBasedStateMachine):
             life = self.live[row]
             life.tokens += [row] * (length - len(life.tokens))
             life.room = max(life.room, length)
-            for position in range(life.computed, length):
-                self.suite.write(cache, row, position, _mark(life.tokens[: position + 1]))
-            life.computed = length
+        if data.draw(st.booleans(), "at once"):
+            for row in rows:
+                self._compute(row)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        """What has room gets its keys and values."""
+        self._compute(data.draw(st.sampled_from(sorted(self.live)), "row"))
+
+    def _compute(self, row: int) -> None:
+        life = self.live[row]
+        for position in range(life.computed, life.room):
+            self.suite.write(self.cache, row, position, _mark(life.tokens[: position + 1]))
+        life.computed = life.room
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -102,6 +131,9 @@ class KVCacheMachine(RuleBasedStateMachine):
         """What was computed becomes visible, perhaps a step later than it was computed."""
         rows = data.draw(st.lists(st.sampled_from(sorted(self.live)), min_size=1, unique=True), "rows")
         lengths = [data.draw(st.integers(self.live[r].committed, self.live[r].computed), "to") for r in rows]
+        self._commit(rows, lengths)
+
+    def _commit(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         kept = [(r, n) for r, n in zip(rows, lengths, strict=True) if n > 0]
         if kept:
             tokens_of: Callable[[int], Sequence[int]] = lambda row: self.live[row].tokens  # noqa: E731
@@ -113,7 +145,9 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         """It ends, is aborted or is preempted, whatever it was doing."""
-        row = data.draw(st.sampled_from(sorted(self.live)), "row")
+        self._leave(data.draw(st.sampled_from(sorted(self.live)), "row"))
+
+    def _leave(self, row: int) -> None:
         self.cache.free(row)
         del self.live[row]
         assert (self.cache.block_table[row] == NULL_BLOCK).all()

@@ -84,6 +84,18 @@ class KVCacheServed:
         for _ in range(2):
             check(engine, work, run(engine, work))
 
+    @pytest.mark.parametrize("depth", [0, 1])
+    def test_aborted_part_way_through_its_prompt(self, depth: int) -> None:
+        """What was not computed when a request was aborted is not found by the next one of the same prompt."""
+        work = [(prompt(60, 0), 8)]
+        for steps in range(1, 8):
+            engine = self.engine(max_batch_tokens=8, steps_in_flight=depth)
+            engine.add("aborted", *work[0][:1])
+            for _ in range(steps):
+                engine.step()
+            engine.abort("aborted")
+            check(engine, work, run(engine, work))
+
     def test_200_served_requests_give_everything_back(self) -> None:
         """Of six families of prompts; the pool is whole after them (jjang-ai/vmlx#68)."""
         engine = self.engine(tokens=256, max_num_seqs=8)

@@ -69,16 +69,14 @@ class PagedKVCache(KVCache):
         held = self._held[rows]
         lacking = np.maximum(-(-lengths // self.block_size) - held, 0)
         total = int(lacking.sum())
-        if total > self._num_free:
+        if total > self.free_blocks:
             return False
         if total:
-            blocks = self._free[self._num_free - total : self._num_free][::-1]
             owner = np.repeat(np.arange(len(rows)), lacking)
             nth = np.arange(total) - np.repeat(np.cumsum(lacking) - lacking, lacking)
-            self.block_table[rows[owner], held[owner] + nth] = blocks
+            self.block_table[rows[owner], held[owner] + nth] = self._take(total)
             self._held[rows] = held + lacking
             self._room[rows] = (held + lacking) * self.block_size
-            self._num_free -= total
         return True
 
     def free(self, row: int) -> None:
@@ -105,6 +103,11 @@ class PagedKVCache(KVCache):
         for row in range(self.spec.rows):
             tail = self.block_table[row, self._held[row] :]
             assert (tail == NULL_BLOCK).all(), f"row {row} names blocks beyond the {self._held[row]} it holds: {tail}"
+
+    def _take(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        """Blocks from the top of the stack; there must be enough."""
+        self._num_free -= count
+        return self._free[self._num_free : self._num_free + count][::-1]
 
     def _layer(self, index: int) -> LayerKV:
         layer = self.spec.layers[index]

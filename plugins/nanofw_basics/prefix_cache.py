@@ -1,0 +1,116 @@
+"""KV cache that remembers: a request whose tokens begin like an earlier one's takes over the blocks that are there.
+
+After RadixAttention (SGLang, Zheng et al., 2024) and vLLM's automatic prefix caching. A full block is *published* under
+the block before it and its own tokens, once they have been computed; blocks that nobody holds any more stay published
+until their slots are needed, the least recently used first, a request's last block before its first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nanofw.batch import NULL_BLOCK
+from nanofw.kv_cache import KVCacheSpec
+from nanofw_basics.block_index import BlockIndex
+from nanofw_basics.block_queue import BlockQueue
+from nanofw_basics.paged_cache import PagedKVCache
+
+if TYPE_CHECKING:
+    from nanofw.table import IntArray, TokenIds
+
+
+class PrefixKVCache(PagedKVCache):
+    """A paged cache with reference counts, an index of published blocks, and a queue of blocks that nobody holds."""
+
+    def __init__(self, spec: KVCacheSpec, options: PagedKVCache.Options) -> None:
+        self._queue = BlockQueue(spec.num_blocks)
+        self._index = BlockIndex(spec.num_blocks, options.block_size)
+        self._owners = np.zeros(spec.num_blocks, dtype=np.int32)
+        self._published, self._last = np.zeros((2, spec.rows), dtype=np.int64)  # blocks of a row, serial of the last
+        super().__init__(spec, options)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds, published or not."""
+        return len(self._queue)
+
+    def match_prefix(self, row: int, token_ids: TokenIds) -> int:
+        """Take over the published blocks that hold the beginning of `token_ids`, all but its last token at most."""
+        tokens = np.asarray(token_ids, dtype=np.int32)
+        found: list[int] = []
+        serial = 0
+        for start in range(0, len(tokens) - self.block_size, self.block_size):
+            block = self._index.find(serial, tokens[start : start + self.block_size])
+            if block == NULL_BLOCK:
+                break
+            serial = self._index.serial(block)
+            found.append(block)
+        for block in found:
+            if not self._owners[block]:
+                self._queue.remove(block)
+            self._owners[block] += 1
+        self._hold(row, found)
+        self._published[row], self._last[row] = len(found), serial
+        return len(found) * self.block_size
+
+    def commit(self, rows: IntArray, lengths: IntArray, tokens_of: Callable[[int], TokenIds]) -> None:
+        """Publish the blocks that have become full. One that another request has published meanwhile stays private."""
+        full = lengths // self.block_size
+        for at in (full > self._published[rows]).nonzero()[0]:
+            row = int(rows[at])
+            tokens = np.asarray(tokens_of(row), dtype=np.int32)
+            for nth in range(int(self._published[row]), int(full[at])):
+                start = nth * self.block_size
+                content = tokens[start : start + self.block_size]
+                block = self._index.find(int(self._last[row]), content)
+                if block == NULL_BLOCK:
+                    block = int(self.block_table[row, nth])
+                    self._index.add(block, int(self._last[row]), content)
+                self._published[row], self._last[row] = nth + 1, self._index.serial(block)
+
+    def free(self, row: int) -> None:
+        """Let go of the row's blocks. What is published is kept for later; the rest is used again first."""
+        for block in self.block_table[row, : self._held[row]][::-1].tolist():
+            self._owners[block] -= 1
+            if not self._owners[block]:
+                self._queue.push(block, first=not self._index.serial(block))
+        self._hold(row, [])
+
+    def clear(self) -> None:
+        """Nothing is held, nothing is published."""
+        super().clear()
+        self._queue.fill()
+        self._index.clear()
+        self._owners[:] = 0
+        self._published[:] = self._last[:] = 0
+
+    def check_integrity(self) -> None:
+        """Each block is in the queue or held, by as many rows as it counts; published ones can be found."""
+        owners = np.zeros_like(self._owners)
+        for row in range(self.spec.rows):
+            held = int(self._held[row])
+            mine, tail = self.block_table[row, :held], self.block_table[row, held:]
+            assert (mine != NULL_BLOCK).all(), f"row {row} holds the null block: {mine}"
+            assert len(set(mine.tolist())) == held, f"row {row} holds a block twice: {mine}"
+            assert (tail == NULL_BLOCK).all(), f"row {row} names blocks beyond the {held} it holds: {tail}"
+            owners[mine] += 1
+        assert np.array_equal(owners, self._owners), f"reference counts {self._owners} are not {owners}"
+        unowned = (owners[NULL_BLOCK + 1 :] == 0).nonzero()[0] + NULL_BLOCK + 1
+        queued = self._queue.blocks()
+        assert sorted(queued) == unowned.tolist(), f"blocks lost or owned twice: {queued} is not {unowned}"
+        self._index.check_integrity()
+
+    def _take(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        blocks = [self._queue.pop() for _ in range(count)]
+        for block in blocks:
+            self._index.drop(block)
+        self._owners[blocks] = 1
+        return np.array(blocks, dtype=np.int32)
+
+    def _hold(self, row: int, blocks: Sequence[int]) -> None:
+        self.block_table[row, : self._held[row]] = NULL_BLOCK
+        self.block_table[row, : len(blocks)] = blocks
+        self._held[row], self._room[row] = len(blocks), len(blocks) * self.block_size

@@ -1,0 +1,231 @@
+"""The prefix cache: the shipped suite, faults it must find, what is found again and what is forgotten."""
+
+import numpy as np
+import pytest
+from hypothesis import Phase
+
+from nanofw import SamplingParams
+from nanofw.testing.kv_cache_suite import KVCacheSuite
+from nanofw_basics.block_index import BlockIndex
+from nanofw_basics.prefix_cache import PrefixKVCache
+
+
+class TestPrefixKVCache(KVCacheSuite):
+    backend = PrefixKVCache
+    shares_prefixes = True
+
+
+class FullHits(PrefixKVCache):
+    """Finds a whole prompt, so that nothing is left to compute (nano-vllm#144)."""
+
+    def match_prefix(self, row, token_ids):
+        return super().match_prefix(row, [*token_ids, 0])
+
+
+class PublishesEarly(PrefixKVCache):
+    """Allocates a whole prompt at once and publishes its blocks, before anything is in them (nano-vllm#208)."""
+
+    def match_prefix(self, row, token_ids):
+        found = super().match_prefix(row, token_ids)
+        self.tokens[row] = list(token_ids)
+        return found
+
+    def allocate(self, rows, lengths):
+        prompts = np.array([len(self.tokens[int(row)]) for row in rows], dtype=np.int64)
+        granted = super().allocate(rows, np.maximum(lengths, prompts))
+        if granted:
+            super().commit(rows, prompts, lambda row: self.tokens[row])
+        return granted
+
+    def __init__(self, spec, options):
+        self.tokens = {}
+        super().__init__(spec, options)
+
+
+class FindsReused(PrefixKVCache):
+    """Forgets what a block held when it is filled again, not when it is handed out."""
+
+    def __init__(self, spec, options):
+        super().__init__(spec, options)
+        self.stale, self.drop = [], self._index.drop
+        self._index.drop = self.stale.append
+
+    def commit(self, rows, lengths, tokens_of):
+        while self.stale:
+            self.drop(self.stale.pop())
+        super().commit(rows, lengths, tokens_of)
+
+
+class IgnoresTheBeginning(PrefixKVCache):
+    """Finds a block by its own tokens, whatever came before them."""
+
+    def __init__(self, spec, options):
+        super().__init__(spec, options)
+        add, find = self._index.add, self._index.find
+        self._index.add = lambda block, parent, tokens: add(block, 0, tokens)
+        self._index.find = lambda parent, tokens: find(0, tokens)
+
+
+class TrustsHashes(PrefixKVCache):
+    """Takes the first block of a bucket for the right one."""
+
+    def __init__(self, spec, options):
+        super().__init__(spec, options)
+        self._index.find = lambda parent, tokens: int(self._index._buckets[self._index._bucket(parent, tokens)])
+
+
+class FreesShared(PrefixKVCache):
+    """Puts a block into the queue although another request holds it."""
+
+    def match_prefix(self, row, token_ids):
+        found = super().match_prefix(row, token_ids)
+        self._owners[self.block_table[row, : self._held[row]]] = 1
+        return found
+
+    def check_integrity(self):
+        pass
+
+
+FAULTS = [FullHits, PublishesEarly, FindsReused, IgnoresTheBeginning, TrustsHashes, FreesShared]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_suite_finds(fault):
+    """Each by a random life of requests in the cache."""
+    suite = type("Suite", (TestPrefixKVCache,), {"backend": fault, "phases": (Phase.generate,), "max_examples": 200})()
+    with pytest.raises(Exception):  # noqa: B017, PT011 (how a broken cache ends is its own affair)
+        suite.test_conservation(3)
+
+
+@pytest.mark.parametrize("fault", [FullHits, PublishesEarly])
+def test_served_requests_find(fault):
+    """Two of them inside an engine, where they were first seen."""
+    suite = type("Suite", (TestPrefixKVCache,), {"backend": fault})()
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        suite.test_prompts_sent_again(8, 0) if fault is FullHits else suite.test_aborted_part_way_through_its_prompt(0)
+
+
+def held(cache, row, tokens):
+    """A request whose tokens are computed and committed."""
+    cached = cache.match_prefix(row, tokens)
+    assert cache.allocate(np.array([row]), np.array([len(tokens)]))
+    cache.commit(np.array([row]), np.array([len(tokens)]), lambda _: tokens)
+    return cached
+
+
+def begin(cache, row, tokens):
+    """Cached tokens of a request that leaves at once."""
+    cached = cache.match_prefix(row, tokens)
+    cache.free(row)
+    return cached
+
+
+A, B, C = ([digit] * 4 for digit in (1, 2, 3))
+
+
+@pytest.fixture
+def cache():
+    """Eight blocks of four slots."""
+    return TestPrefixKVCache.build(4, num_blocks=9)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_what_is_found_again(cache, running):
+    """Whole blocks from the beginning, of a request that runs or has gone; never the last token."""
+    held(cache, 0, A + B + C)
+    if not running:
+        cache.free(0)
+    cases = [(A + B + C + [9], 12), (A + B + C, 8), (A + B + [3], 8), (A + B, 4), (A, 0), (A + C + B, 4), (B + C, 0)]
+    cases += [([*A, 2, 2, 2, 9], 4), ([9], 0)]
+    for tokens, expected in cases:
+        assert begin(cache, 1, tokens) == expected, tokens
+
+
+def test_nothing_is_found_before_it_is_computed(cache):
+    cache.match_prefix(0, A + B)
+    cache.allocate(np.array([0]), np.array([8]))
+    assert begin(cache, 1, A + B + C) == 0
+    cache.commit(np.array([0]), np.array([5]), lambda _: A + B)
+    assert begin(cache, 1, A + B + C) == 4
+    cache.commit(np.array([0]), np.array([8]), lambda _: A + B)
+    assert begin(cache, 1, A + B + C) == 8
+
+
+def test_shared_blocks_are_the_same_blocks(cache):
+    held(cache, 0, A + B + [5])
+    assert held(cache, 1, A + B + [6]) == 8
+    assert cache.block_table[0, :2].tolist() == cache.block_table[1, :2].tolist()
+    assert cache.block_table[0, 2] != cache.block_table[1, 2]
+    assert cache.free_blocks == 8 - 4
+    cache.free(0)
+    assert cache.free_blocks == 8 - 3, "two are still held"
+
+
+def test_twins_computed_at_once(cache):
+    """Both compute the same blocks; one pair is published, and a third request finds it whoever leaves first."""
+    for row in (0, 1):
+        cache.match_prefix(row, A + B)
+        cache.allocate(np.array([row]), np.array([8]))
+    cache.commit(np.array([0, 1]), np.array([8, 8]), lambda _: A + B)
+    assert not set(cache.block_table[0, :2]) & set(cache.block_table[1, :2])
+    cache.free(0)
+    assert held(cache, 2, A + B + C) == 8
+    cache.free(1)
+    assert begin(cache, 1, A + B + C) == 8
+    cache.check_integrity()
+
+
+def test_the_least_recently_used_is_forgotten_first(cache):
+    """And of one request the last block before the first, so that what is left can still be found."""
+    held(cache, 0, A + B)
+    cache.free(0)
+    held(cache, 0, C + A)
+    cache.free(0)
+    assert begin(cache, 0, A + B + [9]) == 8  # used again: now C + A is the oldest
+    fresh = [7] * 20
+    held(cache, 0, fresh)  # five blocks: four that never held anything, and one more
+    assert begin(cache, 1, C + A + [9]) == 4
+    assert begin(cache, 1, A + B + [9]) == 8
+
+
+def test_unpublished_blocks_are_used_before_published_ones(cache):
+    held(cache, 0, A + B + C + A + B + C + A)  # seven blocks, and one is free
+    cache.free(0)
+    held(cache, 0, [8, 8])
+    cache.free(0)
+    held(cache, 0, [9, 9])
+    assert begin(cache, 1, A + B + C + A + B + C + A + [1]) == 28
+
+
+def test_colliding_hashes_do_no_harm(monkeypatch):
+    """All in one bucket: found by comparing tokens and what came before them."""
+    monkeypatch.setattr(BlockIndex, "_bucket", lambda self, parent, tokens: 0)
+    TestPrefixKVCache().test_conservation(3)
+    cache = TestPrefixKVCache.build(4, num_blocks=9)
+    held(cache, 0, A + B)
+    held(cache, 1, C + B)
+    assert begin(cache, 2, A + B + [1]) == 8
+    assert begin(cache, 2, C + B + [1]) == 8
+    assert begin(cache, 2, B + A + [1]) == 0
+
+
+def test_bookkeeping_is_small():
+    """At most 64 bytes a block beside the token ids that are compared."""
+    cache = TestPrefixKVCache.build(16, num_blocks=2**14, rows=1, max_len=64)
+    parts = [*vars(cache).values(), *vars(cache._queue).values(), *vars(cache._index).values()]
+    sizes = sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
+    assert sizes / 2**14 - 16 * 4 <= 64
+    assert not any(isinstance(part, (dict, set)) for part in parts)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_cached_tokens_are_reported(llm, depth):
+    """With a real model: the same tokens as without a cache, and the hit in the output."""
+    prompts = [[7] * 40 + [n] for n in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    plain, cached = llm(), llm(kv_cache="prefix", steps_in_flight=depth)
+    expected = [o.outputs[0].token_ids for o in plain.generate(prompts, params)]
+    for hits in ([0] * 4, [32] * 4):
+        outputs = cached.generate(prompts, params)
+        assert [o.outputs[0].token_ids for o in outputs] == expected
+        assert [o.cached_tokens for o in outputs] == hits
