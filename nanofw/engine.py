@@ -121,20 +121,28 @@ class Engine:
         if request_id in self.requests:
             raise RequestError(f"request id {request_id!r} is in use by an unfinished request; choose another")
         limit, reason = self._limit(len(prompt_ids), params)
-        request = Request(
-            id=request_id,
-            prompt_ids=tuple(prompt_ids),
-            params=params,
-            seed=_signed(params.seed if params.seed is not None else (self.seed << 32) + self._added),
-            limit=limit,
-            limit_reason=reason,
-            stop_ids=(() if params.ignore_eos else self.eos_token_ids) + tuple(params.stop_token_ids),
-            prompt=prompt,
-            stream=stream,
-        )
-        if self.tokenizer is not None:
-            request.detokenizer = Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens)
-        self._added += 1
+        seed = params.seed if params.seed is not None else (self.seed << 32) + self._added
+        samples = [
+            Request(
+                id=request_id,
+                prompt_ids=tuple(prompt_ids),
+                params=params,
+                seed=_signed(seed + index),
+                limit=limit,
+                limit_reason=reason,
+                stop_ids=(() if params.ignore_eos else self.eos_token_ids) + tuple(params.stop_token_ids),
+                prompt=prompt,
+                stream=stream,
+                index=index,
+            )
+            for index in range(params.n)
+        ]
+        for sample in samples if self.tokenizer is not None else ():
+            sample.detokenizer = Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens)
+        request, *request.unborn = samples
+        for sample in samples if params.n > 1 else ():
+            sample.samples = samples
+        self._added += params.n
         self.requests[request_id] = request
         self.scheduler.add(request)
         return request
@@ -165,13 +173,19 @@ class Engine:
         request = self.requests.get(request_id)
         if request is None:
             return None
-        self._release(request)
-        self.scheduler.abort(request)
         # Called by an observer, in the middle of a step: what the step was about to report is part of this output.
         late = [o for o in self._ready if o.request_id == request_id and not o.finished]
         request.told -= sum(len(o.delta) for o in late)
         self._ready = [o for o in self._ready if o not in late]
-        output = self._finish(request, "abort")
+        for sample in request.unfinished:
+            self._release(sample)
+            self.scheduler.abort(sample)
+            sample.finish_reason = "abort"
+            sample.read_rest()
+        for sample in request.unborn:
+            sample.finish_reason = "abort"
+        output = RequestOutput.last(request)
+        self._forget(request, output)
         self._tell()
         return output
 
@@ -245,6 +259,8 @@ class Engine:
                 request.logprobs.append(sampled.logprob(int(counts[i]), request.params.logprobs))
             if table.watched[rows[i]] and not stopped[i]:
                 request.read(int(tokens[i]))
+            if request.unborn:
+                self._begin_others(request)
             if stopped[i] or request.stopped or at_limit[i]:
                 self._release(request)
                 finished.append(request)
@@ -269,35 +285,54 @@ class Engine:
         if request.row >= 0:
             self.kv_cache.free(self.table.close(request))
 
-    def _finish(self, request: Request, reason: FinishReason) -> RequestOutput:
+    def _begin_others(self, leader: Request) -> None:
+        """The prompt has been computed: the other samples may begin."""
+        for sample in leader.unborn:
+            self.scheduler.add(sample)
+        leader.unborn = []
+        self.table.watched[leader.row] = leader.watched
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """End one sample, and the request if it was the last."""
         request.finish_reason = reason
         request.read_rest()
-        output = RequestOutput.of(request)
-        if reason != "abort":  # that output goes to whoever aborted it
+        if request.samples and request.stream:
+            self._ready.append(RequestOutput.of(request))
+        leader = request.leader
+        if not (leader.unborn or leader.unfinished):
+            output = RequestOutput.last(leader)
             self._ready.append(output)
-        del self.requests[request.id]
+            self._forget(leader, output)
+
+    def _forget(self, leader: Request, output: RequestOutput) -> None:
+        del self.requests[leader.id]
         self._note("nanofw_request_finished", RequestFinished(output))
-        return output
 
     def _recover(self) -> None:
         """A call failed half-way: put every request back with the tokens that were looked at, and start from there."""
         self._in_flight.clear()
-        for request in self.requests.values():
-            if request.row >= 0:
-                request.output_ids = self.table.output_ids(request.row, len(request.prompt_ids))
-                request.preemptions += 1
-            request.row = -1
+        reported = {output.request_id: output for output in self._ready if output.finished}
+        leaders = list(self.requests.values())
+        for sample in (sample for leader in leaders for sample in leader.samples or (leader,)):
+            if sample.row >= 0:
+                sample.output_ids = self.table.output_ids(sample.row, len(sample.prompt_ids))
+                sample.preemptions += 1
+            sample.row = -1
         for part in (self.table, self.kv_cache, self.scheduler):
             part.clear()
-        reported = {output.request_id for output in self._ready if output.finished}
-        for request in list(self.requests.values()):
-            request.forget_unread()
-            if request.finish_reason and request.id in reported:
-                del self.requests[request.id]
-            elif reason := request.due:
-                self._finish(request, reason)
-            else:
-                self.scheduler.add(request)
+        for leader in leaders:
+            for sample in leader.unfinished:
+                sample.forget_unread()
+                if not (reason := sample.due):
+                    self.scheduler.add(sample)
+                    continue
+                if sample.unborn:
+                    self._begin_others(sample)
+                self._finish(sample, reason)
+            if leader.id in self.requests and not (leader.unborn or leader.unfinished):  # broke off as it ended
+                output = reported.get(leader.id) or RequestOutput.last(leader)
+                self._ready += [output] if leader.id not in reported else []
+                self._forget(leader, output)
 
     def _after(self, flight: InFlight, generated: int) -> None:
         """Count the step, note it for observers, and notice when steps no longer bring anybody forward."""

@@ -133,6 +133,16 @@ class KVCache(Component):
         """
         return 0
 
+    def fork(self, source: int, row: int, length: int) -> int:
+        """Begin a request in `row` with the first `length` tokens of `source`, all of them computed, by sharing blocks.
+
+        Both may go on to write: whoever is about to write into a block that the other reads gets a copy of it.
+
+        Returns:
+            `length`; 0 if this cache does not share blocks, and then nothing has changed.
+        """
+        return 0
+
     @abstractmethod
     def allocate(self, rows: IntArray, lengths: IntArray) -> bool:
         """Make room so that each `rows[i]` can hold `lengths[i]` tokens: all of it, or nothing and False."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -23,9 +24,10 @@ class SamplingParams:
         temperature: 0 takes the arg-max (ties: lowest id); above 0 the logits are divided by it.
         top_k: keep the k most likely tokens; 0 and -1 mean off, and more than the vocabulary is the vocabulary.
         top_p: keep the smallest set of most likely tokens whose probability reaches this; 1 means off.
+        n: outputs of one prompt, each with a seed of its own; the prompt is computed once where the KV cache can share.
         max_tokens: tokens to generate at most, at least 1.
         seed: makes the request's tokens a function of (seed, position, logits) alone; None takes one from the
-            engine's seed and the request's number.
+            engine's seed and the request's number. Output i of n is what a request with seed + i gets.
         stop: end when the text holds one of these; it is cut before the match.
         stop_token_ids: end at one of these ids; the id stays in `token_ids` and leaves no text.
         ignore_eos: do not end at the model's own end-of-sequence ids.
@@ -36,6 +38,7 @@ class SamplingParams:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    n: int = 1
     max_tokens: int = 16
     seed: int | None = None
     stop: tuple[str, ...] | list[str] | str = ()
@@ -53,6 +56,7 @@ class SamplingParams:
             ("temperature", self.temperature, 0 <= self.temperature < math.inf, "a finite number >= 0"),
             ("top_k", self.top_k, self.top_k >= -1, ">= -1 (0 and -1 mean off)"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
+            ("n", self.n, self.n >= 1, ">= 1"),
             ("max_tokens", self.max_tokens, self.max_tokens >= 1, ">= 1"),
             ("stop", stop, all(stop), "non-empty strings"),
             ("logprobs", self.logprobs, self.logprobs is None or self.logprobs >= 0, "None or >= 0"),
@@ -80,6 +84,9 @@ class Logprob:
 class Request:
     """One request while the engine has it. Compared by identity; `id` is the caller's.
 
+    With `n > 1` each output is a request of its own to all parts of the engine: a *sample*. The first one leads; the
+    others begin when its prompt has been computed, so that they can share the blocks.
+
     Attributes:
         prompt_ids: the prompt, never changed.
         output_ids: tokens generated so far whose values the host knows. While the request runs, the engine's
@@ -88,6 +95,7 @@ class Request:
         row: its row in the `RequestTable` while it runs, else -1.
         stream: whether every step that yields a token yields a `RequestOutput`.
         told: characters of its text that outputs have reported.
+        index: which of the n samples it is. samples: all n of them, if n > 1; unborn: those that have not begun.
     """
 
     id: str
@@ -107,6 +115,24 @@ class Request:
     preemptions: int = 0
     told: int = 0
     finish_reason: FinishReason | None = None
+    index: int = 0
+    samples: list[Request] = field(default_factory=list)
+    unborn: list[Request] = field(default_factory=list)
+
+    @property
+    def leader(self) -> Request:
+        """The sample that computes the prompt."""
+        return self.samples[0] if self.samples else self
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """Samples that have begun and not ended; asked of the leader."""
+        return [r for r in self.samples or (self,) if r.finish_reason is None and r not in self.unborn]
+
+    @property
+    def watched(self) -> bool:
+        """Whether each of its tokens must be looked at."""
+        return self.stream or bool(self.params.stop) or self.params.logprobs is not None or bool(self.unborn)
 
     @property
     def length(self) -> int:
@@ -139,7 +165,7 @@ class Request:
         """After a step that broke off: keep no token that was taken in but not looked at. It will come again."""
         if self.params.logprobs is not None:
             del self.output_ids[len(self.logprobs) :]
-        if self.detokenizer is not None and (self.stream or self.params.stop or self.params.logprobs is not None):
+        if self.detokenizer is not None and self.watched:
             del self.output_ids[self.detokenizer.num_tokens :]
             del self.logprobs[self.detokenizer.num_tokens :]
 
@@ -159,7 +185,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """What one request has generated so far."""
+    """What one sample of a request has generated so far."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -167,13 +193,28 @@ class CompletionOutput:
     logprobs: tuple[Logprob, ...] | None = None
     index: int = 0
 
+    @classmethod
+    def of(cls, request: Request) -> CompletionOutput:
+        """What `request` has now."""
+        return cls(
+            text=request.text,
+            token_ids=tuple(request.output_ids),
+            finish_reason=request.finish_reason,
+            logprobs=tuple(request.logprobs) if request.params.logprobs is not None else None,
+            index=request.index,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     """A request as its caller sees it: after each of its steps when streaming, and once at its end.
 
+    With `n > 1` a streamed output holds the one sample that has a new token, or has ended; the last holds all of them.
+
     Attributes:
-        delta: text that is new since the last output; the deltas of a request join to its final text.
+        finished: the request has ended, all samples of it.
+        delta: text that is new since the last output; the deltas of a request, or of each sample, join to its final
+            text. The output that holds all of several samples brings nothing new.
         cached_tokens: prompt tokens whose K and V were already in the cache.
         preemptions: how often it was put back and recomputed.
     """
@@ -189,20 +230,24 @@ class RequestOutput:
 
     @classmethod
     def of(cls, request: Request) -> RequestOutput:
-        """What there is to report of `request` now."""
-        completion = CompletionOutput(
-            text=request.text,
-            token_ids=tuple(request.output_ids),
-            finish_reason=request.finish_reason,
-            logprobs=tuple(request.logprobs) if request.params.logprobs is not None else None,
-        )
+        """What there is to report of one sample, and of a request that has no more than one."""
+        finished = request.finish_reason is not None and not request.samples
+        return cls._of(request, (request,), finished, request.take_delta())
+
+    @classmethod
+    def last(cls, leader: Request) -> RequestOutput:
+        """The last report of a request."""
+        return cls._of(leader, leader.samples, True, "") if leader.samples else cls.of(leader)
+
+    @classmethod
+    def _of(cls, request: Request, samples: Sequence[Request], finished: bool, delta: str) -> RequestOutput:
         return cls(
             request_id=request.id,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_ids,
-            outputs=(completion,),
-            finished=request.finish_reason is not None,
-            delta=request.take_delta(),
-            cached_tokens=request.cached_tokens,
-            preemptions=request.preemptions,
+            outputs=tuple(CompletionOutput.of(sample) for sample in samples),
+            finished=finished,
+            delta=delta,
+            cached_tokens=request.leader.cached_tokens,
+            preemptions=sum(sample.preemptions for sample in samples),
         )

@@ -74,9 +74,14 @@ class Scheduler(Component):
         """Requests that hold no row."""
 
     def admit(self, request: Request) -> int:
-        """Give `request` a row and the cached prefix of its tokens. Returns the row."""
+        """Give `request` a row, and what the cache has of its tokens. Returns the row."""
         row = self.table.open(request)
-        cached = self.kv_cache.match_prefix(row, self.table.tokens[row, : self.table.known[row]])
+        known = int(self.table.known[row])
+        leader, cached = request.leader, 0
+        fresh = leader is not request and not request.output_ids
+        if fresh and leader.row >= 0 and self.table.computed[leader.row] >= known - 1:  # it may have been put back
+            cached = self.kv_cache.fork(leader.row, row, known - 1)
+        cached = cached or self.kv_cache.match_prefix(row, self.table.tokens[row, :known])
         self.table.computed[row] = cached
         if not request.preemptions:
             request.cached_tokens = cached

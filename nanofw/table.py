@@ -78,7 +78,7 @@ class RequestTable:
         self.temperature[row], self.top_k[row], self.top_p[row] = params.temperature, params.top_k, params.top_p
         self.seed[row] = request.seed
         self.logprobs[row] = -1 if params.logprobs is None else params.logprobs
-        self.watched[row] = request.stream or bool(params.stop) or params.logprobs is not None
+        self.watched[row] = request.watched
         if len(request.stop_ids) > self.stop_ids.shape[1]:
             grown = np.full((self.rows, len(request.stop_ids)), -1, dtype=np.int64)
             grown[:, : self.stop_ids.shape[1]] = self.stop_ids

@@ -17,6 +17,7 @@ from nanofw.errors import RequestError
         ({"top_k": -2}, r"top_k=-2 is out of range: it must be >= -1 \(0 and -1 mean off\)"),
         ({"top_p": 0}, r"top_p=0 is out of range: it must be in \(0, 1\]"),
         ({"top_p": 1.5}, "top_p=1.5 is out of range"),
+        ({"n": 0}, "n=0 is out of range: it must be >= 1"),
         ({"max_tokens": 0}, "max_tokens=0 is out of range: it must be >= 1"),
         ({"max_tokens": -1}, "max_tokens=-1 is out of range"),
         ({"stop": ["x", ""]}, "must be non-empty strings"),

@@ -58,17 +58,18 @@ class KVCacheMachine(RuleBasedStateMachine):
         self._begin(data, family)
 
     @precondition(lambda self: len(self.live) < self.rows)
-    @rule(data=st.data(), family=st.integers(0, 4), committed=st.booleans())
-    def live_through(self, data: st.DataObject, family: int, committed: bool) -> None:
-        """A request that is there and gone between two moments of the others."""
-        row = self._begin(data, family)
-        life = self.live[row]
-        if self.cache.allocate(np.array([row]), np.array([len(life.tokens)])):
-            life.room = len(life.tokens)
-            self._compute(row)
-            if committed:
-                self._commit([row], [life.computed])
-        self._leave(row)
+    @rule(data=st.data(), several=st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=3))
+    def live_through(self, data: st.DataObject, several: list[tuple[int, bool]]) -> None:
+        """Requests that are there and gone between two moments of the others, one after another."""
+        for family, committed in several:
+            row = self._begin(data, family)
+            life = self.live[row]
+            if self.cache.allocate(np.array([row]), np.array([len(life.tokens)])):
+                life.room = len(life.tokens)
+                self._compute(row)
+                if committed:
+                    self._commit([row], [life.computed])
+            self._leave(row)
 
     def _begin(self, data: st.DataObject, family: int) -> int:
         row = data.draw(st.sampled_from(sorted(set(range(self.rows)) - set(self.live))), "row")
@@ -82,6 +83,25 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert self.suite.shares_prefixes or cached == 0, "a cache that shares nothing has nothing cached"
         self.live[row] = _Life(tokens, cached, cached, cached)
         return row
+
+    @precondition(lambda self: self.live and len(self.live) < self.rows)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        """A request that goes on from a part of another one; each writes its own tokens from there."""
+        source = data.draw(st.sampled_from(sorted(self.live)), "source")
+        row = data.draw(st.sampled_from(sorted(set(range(self.rows)) - set(self.live))), "row")
+        if not self.live[source].computed:
+            return
+        length = data.draw(st.integers(1, self.live[source].computed), "length")
+        free = self.cache.free_blocks
+        shared = self.cache.fork(source, row, length)
+        assert shared in (0, length)
+        assert self.cache.free_blocks == free, "blocks are shared, not taken"
+        assert shared or not self.cache.block_table[row].any(), "nothing is shared, and yet blocks are held"
+        if shared:
+            own = data.draw(st.integers(1, 2), "own tokens")
+            tokens = self.live[source].tokens[:length] + [100 + row] * own
+            self.live[row] = _Life(tokens[: self.max_len], length, length, 0)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nanofw.engine import Engine
-from nanofw.request import RequestOutput, SamplingParams
+from nanofw.request import CompletionOutput, RequestOutput, SamplingParams
 from nanofw.testing.audited import context_model, nothing_left
 
 
 @dataclass(slots=True)
 class Expected:
-    """All tokens a request must end with, and how many have been reported."""
+    """All tokens that each sample of a request must end with, and how many have been reported."""
 
-    tokens: list[int]
+    tokens: list[list[int]]
     stream: bool
-    seen: int = 0
+    seen: list[int]
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Ledger:
         engine: made by `audited_engine`.
         unfinished: what is expected, by request id.
         one_by_one: each token of a stream is reported on its own; not so when a call was interrupted.
-        ended: how many ended, by reason.
+        ended: how many samples ended, by reason.
     """
 
     engine: Engine
@@ -40,9 +40,12 @@ class Ledger:
         engine = self.engine
         room = min(params.max_tokens, engine.max_model_len - len(tokens), engine.kv_cache.capacity + 1 - len(tokens))
         ends = set(params.stop_token_ids) | set(() if params.ignore_eos else engine.eos_token_ids)
-        expected = context_model().generate(tokens, room, params, ends)
+        expected = [
+            context_model().generate(tokens, room, replace(params, seed=(params.seed or 0) + index), ends)
+            for index in range(params.n)
+        ]
         engine.add(request_id, tokens, params, stream=stream)
-        self.unfinished[request_id] = Expected(expected, stream)
+        self.unfinished[request_id] = Expected(expected, stream, [0] * params.n)
 
     def abort(self, request_id: str) -> None:
         """End a request now, whatever it is doing."""
@@ -57,25 +60,36 @@ class Ledger:
     def look(self, outputs: Iterable[RequestOutput]) -> None:
         """Compare outputs with what they must be."""
         for output in outputs:
-            name, (completion,) = output.request_id, output.outputs
-            expected, tokens, reason = self.unfinished[name], list(completion.token_ids), completion.finish_reason
-            assert tokens == expected.tokens[: len(tokens)], f"request {name}: wrong tokens"
-            assert len(tokens) >= expected.seen, f"request {name}: tokens were taken back"
-            if self.one_by_one and not output.finished:
-                assert len(tokens) == expected.seen + 1, f"request {name}: a token was not reported"
+            name = output.request_id
+            expected = self.unfinished[name]
             assert output.finished or expected.stream, f"request {name}: reported, and nobody listens"
-            expected.seen = len(tokens)
+            assert len(output.outputs) == (len(expected.tokens) if output.finished else 1), f"request {name}: samples"
+            for completion in output.outputs:
+                self._look(name, expected, completion, output.finished)
             if output.finished:
-                assert reason == "abort" or tokens == expected.tokens, f"request {name}: tokens are missing"
                 del self.unfinished[name]
-                self.ended[str(reason)] = self.ended.get(str(reason), 0) + 1
+
+    def _look(self, name: str, expected: Expected, completion: CompletionOutput, last: bool) -> None:
+        all_tokens, seen = expected.tokens[completion.index], expected.seen[completion.index]
+        tokens, reason = list(completion.token_ids), completion.finish_reason
+        assert tokens == all_tokens[: len(tokens)], f"request {name}: wrong tokens"
+        assert len(tokens) >= seen, f"request {name}: tokens were taken back"
+        if self.one_by_one and not last:
+            assert len(tokens) == seen + 1, f"request {name}: a token was not reported"
+        assert not reason or reason == "abort" or tokens == all_tokens, f"request {name}: tokens are missing"
+        assert reason or not last, f"request {name}: a sample did not end"
+        expected.seen[completion.index] = len(tokens)
+        if last:
+            self.ended[str(reason)] = self.ended.get(str(reason), 0) + 1
 
     def balance(self) -> None:
-        """Every unfinished request waits or holds a row; blocks are whole."""
+        """Every sample that has begun waits or holds a row; blocks are whole."""
         engine = self.engine
         engine.kv_cache.check_integrity()
         running = engine.table.rows - engine.table.free_rows
-        assert running + engine.scheduler.num_waiting == len(engine.requests) == len(self.unfinished)
+        begun = sum(len(request.unfinished) for request in engine.requests.values())
+        assert running + engine.scheduler.num_waiting == begun
+        assert set(engine.requests) == set(self.unfinished)
         assert running <= engine.scheduler.limits.max_num_seqs
 
     def finish(self, bound: int) -> None:

@@ -101,6 +101,7 @@ class Soak:
         params = SamplingParams(
             temperature=float(self._chance(0.2)),
             seed=int(draw.integers(2**31)),
+            n=int(draw.integers(2, 5)) if self._chance(0.1) else 1,
             max_tokens=int(draw.integers(1, 16)),
             ignore_eos=self._chance(0.5),
             logprobs=2 if self._chance(0.05) else None,
@@ -108,6 +109,7 @@ class Soak:
         name = next(str(i) for i in range(self.waiting + 1) if str(i) not in self.ledger.unfinished)
         self.ledger.add(name, tokens, params, stream=self._chance(0.5))
         self._count("added")
+        self._count("forked", params.n - 1)
 
     def _abort(self) -> None:
         if live := list(self.engine.requests):

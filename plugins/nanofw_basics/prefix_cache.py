@@ -30,6 +30,7 @@ class PrefixKVCache(PagedKVCache):
         self._index = BlockIndex(spec.num_blocks, options.block_size)
         self._owners = np.zeros(spec.num_blocks, dtype=np.int32)
         self._published, self._last = np.zeros((2, spec.rows), dtype=np.int64)  # blocks of a row, serial of the last
+        self._borrowed = np.zeros(spec.rows, dtype=bool)  # rows that may not write into their last block
         super().__init__(spec, options)
 
     @property
@@ -56,6 +57,28 @@ class PrefixKVCache(PagedKVCache):
         self._published[row], self._last[row] = len(found), serial
         return len(found) * self.block_size
 
+    def fork(self, source: int, row: int, length: int) -> int:
+        """Share the source's blocks. A last one that is not full is copied when `row` is about to grow in it."""
+        count = self.blocks_for(length)
+        blocks = self.block_table[source, :count]
+        self._owners[blocks] += 1
+        self._hold(row, blocks.tolist())
+        self._borrowed[row] = length % self.block_size > 0
+        self._room[row] = length // self.block_size * self.block_size
+        self._published[row] = self._last[row] = 0  # found again one by one, in commit
+        return length
+
+    def allocate(self, rows: IntArray, lengths: IntArray) -> bool:
+        """Copy borrowed blocks that are to be written to, and give each row what it lacks: all, or nothing."""
+        writers = rows[self._borrowed[rows] & (lengths > self._room[rows])]
+        if len(writers):
+            lacking = np.maximum(-(-lengths // self.block_size) - self._held[rows], 0).sum()
+            if lacking + len(writers) > self.free_blocks:
+                return False
+            for row in writers.tolist():
+                self._copy_last(row)
+        return super().allocate(rows, lengths)
+
     def commit(self, rows: IntArray, lengths: IntArray, tokens_of: Callable[[int], TokenIds]) -> None:
         """Publish the blocks that have become full. One that another request has published meanwhile stays private."""
         full = lengths // self.block_size
@@ -74,10 +97,9 @@ class PrefixKVCache(PagedKVCache):
     def free(self, row: int) -> None:
         """Let go of the row's blocks. What is published is kept for later; the rest is used again first."""
         for block in self.block_table[row, : self._held[row]][::-1].tolist():
-            self._owners[block] -= 1
-            if not self._owners[block]:
-                self._queue.push(block, first=not self._index.serial(block))
+            self._let_go(block)
         self._hold(row, [])
+        self._borrowed[row] = False
 
     def clear(self) -> None:
         """Nothing is held, nothing is published."""
@@ -86,6 +108,7 @@ class PrefixKVCache(PagedKVCache):
         self._index.clear()
         self._owners[:] = 0
         self._published[:] = self._last[:] = 0
+        self._borrowed[:] = False
 
     def check_integrity(self) -> None:
         """Each block is in the queue or held, by as many rows as it counts; published ones can be found."""
@@ -109,6 +132,22 @@ class PrefixKVCache(PagedKVCache):
             self._index.drop(block)
         self._owners[blocks] = 1
         return np.array(blocks, dtype=np.int32)
+
+    def _copy_last(self, row: int) -> None:
+        last = int(self._held[row]) - 1
+        (new,), old = self._take(1).tolist(), int(self.block_table[row, last])
+        for layer in self.layers:
+            layer.key[new].copy_(layer.key[old])
+            layer.value[new].copy_(layer.value[old])
+        self.block_table[row, last] = new
+        self._let_go(old)
+        self._borrowed[row] = False
+        self._room[row] = (last + 1) * self.block_size
+
+    def _let_go(self, block: int) -> None:
+        self._owners[block] -= 1
+        if not self._owners[block]:
+            self._queue.push(block, first=not self._index.serial(block))
 
     def _hold(self, row: int, blocks: Sequence[int]) -> None:
         self.block_table[row, : self._held[row]] = NULL_BLOCK

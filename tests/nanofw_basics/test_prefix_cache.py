@@ -5,7 +5,9 @@ import pytest
 from hypothesis import Phase
 
 from nanofw import SamplingParams
+from nanofw.testing.audited import audited_engine, host_with
 from nanofw.testing.kv_cache_suite import KVCacheSuite
+from nanofw.testing.soak import Soak
 from nanofw_basics.block_index import BlockIndex
 from nanofw_basics.prefix_cache import PrefixKVCache
 
@@ -86,15 +88,31 @@ class FreesShared(PrefixKVCache):
         pass
 
 
-FAULTS = [FullHits, PublishesEarly, FindsReused, IgnoresTheBeginning, TrustsHashes, FreesShared]
+class WritesIntoShared(PrefixKVCache):
+    """A fork writes into the block it shares."""
+
+    def fork(self, source, row, length):
+        super().fork(source, row, length)
+        self._borrowed[row] = False
+        self._room[row] = self._held[row] * self.block_size
+        return length
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [FullHits, PublishesEarly, IgnoresTheBeginning, TrustsHashes, WritesIntoShared])
 def test_the_suite_finds(fault):
     """Each by a random life of requests in the cache."""
     suite = type("Suite", (TestPrefixKVCache,), {"backend": fault, "phases": (Phase.generate,), "max_examples": 200})()
     with pytest.raises(Exception):  # noqa: B017, PT011 (how a broken cache ends is its own affair)
         suite.test_conservation(3)
+
+
+@pytest.mark.parametrize("fault", [FindsReused, FreesShared, WritesIntoShared])
+def test_a_soak_finds(fault):
+    """In a crowded pool, where blocks are handed out again and again."""
+    settings = {"kv_blocks": 16, "max_num_seqs": 6, "options": {"kv_cache": {"block_size": 4}}}
+    engine = audited_engine(host_with("kv_cache", fault), kv_cache="under-test", **settings)
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        Soak(engine).run(5000)
 
 
 @pytest.mark.parametrize("fault", [FullHits, PublishesEarly])
