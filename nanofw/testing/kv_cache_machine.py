@@ -46,7 +46,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(2, 8))
     def start(self, num_blocks: int) -> None:
         """An empty cache."""
-        self.max_len = 5 * self.block_size
+        self.max_len = min(5, self.suite.max_blocks) * self.block_size
         self.cache = self.suite.build(self.block_size, num_blocks, self.rows, self.max_len)
         self.all_free = self.cache.free_blocks
         assert self.all_free == num_blocks - 1
@@ -74,7 +74,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     def _begin(self, data: st.DataObject, family: int) -> int:
         row = data.draw(st.sampled_from(sorted(set(range(self.rows)) - set(self.live))), "row")
         edge = data.draw(st.sampled_from((1, self.block_size, 2 * self.block_size, 3 * self.block_size)), "edge")
-        length = min(max(edge + data.draw(st.integers(-1, 1), "beside it"), 1), self.max_len - 1)
+        length = max(min(edge + data.draw(st.integers(-1, 1), "beside it"), self.max_len - 1), 1)
         tokens = [family] * length
         if data.draw(st.booleans(), "own ending"):
             tokens[-1] = 100 + row

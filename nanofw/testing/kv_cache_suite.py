@@ -43,12 +43,14 @@ class KVCacheSuite(KVCacheServed):
         options: its options, as a user would set them; the suite adds `block_size` where there is such an option.
         shares_prefixes: `match_prefix` may claim another request's blocks.
         device: where the storage lies.
+        max_blocks: most blocks that one request may hold, if that is limited.
     """
 
     backend: ClassVar[type[KVCache]]
     options: ClassVar[Mapping[str, Any]] = {}
     shares_prefixes: ClassVar[bool] = False
     device: ClassVar[str] = "cpu"
+    max_blocks: ClassVar[int] = 1000
 
     max_examples: ClassVar[int] = 20
     steps: ClassVar[int] = 40
@@ -56,7 +58,11 @@ class KVCacheSuite(KVCacheServed):
 
     @classmethod
     def build(cls, block_size: int = 16, num_blocks: int = 9, rows: int = 4, max_len: int = 64) -> KVCache:
-        """A cache of `num_blocks` (the null block included); skips the test if its options refuse the block size."""
+        """A cache of `num_blocks` (the null block included); skips the test if its options refuse the block size.
+
+        `max_len` is lowered to what `max_blocks` can hold.
+        """
+        max_len = min(max_len, cls.max_blocks * block_size)
         given = dict(cls.options)
         if any(f.name == "block_size" for f in dataclasses.fields(cls.backend.Options)):
             given["block_size"] = block_size
@@ -68,6 +74,12 @@ class KVCacheSuite(KVCacheServed):
         if cls.backend.block_slots(spec, options) != block_size:
             pytest.skip(f"{cls.backend.__name__} has blocks of {cls.backend.block_slots(spec, options)} slots only")
         return cls.backend(spec, options)
+
+    @classmethod
+    def needs_blocks(cls, count: int) -> None:
+        """Skip the test if a request may not hold so many."""
+        if cls.max_blocks < count:
+            pytest.skip(f"a request of {cls.backend.__name__} holds {cls.max_blocks} blocks, and this needs {count}")
 
     @classmethod
     def write(cls, cache: KVCache, row: int, position: int, mark: float) -> None:
@@ -93,7 +105,7 @@ class KVCacheSuite(KVCacheServed):
         Sources: vllm#10583 siblings (jjang-ai/vmlx#68, references never given back), nano-vllm#144 and #208 (cached
         prefixes, blocks hit before they are filled), MinivLLM#77 (lengths that are multiples of the block size).
         """
-        self.build(block_size)  # skip before Hypothesis starts, if at all
+        self.build(block_size, max_len=block_size)  # skip before Hypothesis starts, if at all
 
         # Made anew for each suite: Hypothesis refuses one test that several classes inherit (differing executors).
         machine = type(
@@ -116,8 +128,8 @@ class KVCacheSuite(KVCacheServed):
         """k*BS - 1, k*BS and k*BS + 1 tokens take k, k and k + 1 blocks, for k = 1..4 (MinivLLM#77)."""
         cache = self.build(block_size, num_blocks=8, rows=1, max_len=6 * block_size)
         free = cache.free_blocks
-        for k in range(1, 5):
-            for length in range(max(k * block_size - 1, 1), k * block_size + 2):
+        for k in range(1, min(self.max_blocks, 4) + 1):
+            for length in range(max(k * block_size - 1, 1), min(k, self.max_blocks - 1) * block_size + 2):
                 blocks = -(-length // block_size)
                 assert cache.blocks_for(length) == blocks
                 cache.match_prefix(0, range(length))
@@ -129,6 +141,7 @@ class KVCacheSuite(KVCacheServed):
 
     def test_one_request_can_fill_the_pool(self) -> None:
         """`capacity` is true, and one token more is refused without a trace (vllm#39734: what never fits must show)."""
+        self.needs_blocks(8)
         cache = self.build(16, num_blocks=9, rows=2, max_len=1024)
         assert cache.capacity == 8 * 16
         cache.match_prefix(0, range(cache.capacity))
@@ -142,6 +155,7 @@ class KVCacheSuite(KVCacheServed):
 
     def test_allocation_is_all_or_nothing(self) -> None:
         """Three requests of which two would fit: none gets a block, for the caller would never learn of a part."""
+        self.needs_blocks(2)
         cache = self.build(16, num_blocks=5, rows=3)
         rows = np.arange(3)
         for row in rows:
@@ -157,7 +171,7 @@ class KVCacheSuite(KVCacheServed):
         cache = self.build(16, num_blocks=9, rows=4)
         start = cache.free_blocks
         for number in range(200):
-            row, length = number % 4, 1 + number * 7 % 60
+            row, length = number % 4, 1 + number * 7 % min(60, self.max_blocks * 16)
             tokens = [number % 3] * length
             cached = cache.match_prefix(row, tokens)
             assert 0 <= cached < length
@@ -171,8 +185,8 @@ class KVCacheSuite(KVCacheServed):
     def test_clear(self) -> None:
         """Whatever was going on: afterwards all is free, no row holds anything, and nothing is found again."""
         cache = self.build(16, num_blocks=9)
-        start = cache.free_blocks
-        rows, lengths = np.array([0, 2]), np.array([33, 16])
+        start, longest = cache.free_blocks, min(40, self.max_blocks * 16)
+        rows, lengths = np.array([0, 2]), np.array([longest, 16])
         for row in rows:
             cache.match_prefix(int(row), [int(row)] * 40)
         assert cache.allocate(rows, lengths)
@@ -184,7 +198,7 @@ class KVCacheSuite(KVCacheServed):
         assert cache.free_blocks == start
         assert not cache.block_table.any()
         assert cache.match_prefix(0, [0] * 40) == 0
-        assert cache.allocate(np.array([0]), np.array([40]))
+        assert cache.allocate(np.array([0]), np.array([longest]))
         cache.check_integrity()
 
     def test_growing_no_request_is_fine(self) -> None:
@@ -203,7 +217,8 @@ class KVCacheSuite(KVCacheServed):
         assert (cache.block_table == NULL_BLOCK).all()
         tensors = [tensor for layer in cache.layers for tensor in (layer.key, layer.value)]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
-        spec = KVCacheSpec((LAYER, LAYER), 9, 4, 64, torch.float32, torch.device(self.device))
+        length = min(64, self.max_blocks * 16)
+        spec = KVCacheSpec((LAYER, LAYER), 9, 4, length, torch.float32, torch.device(self.device))
         options = build_options(self.backend.Options, {**self.options, **_block_size(self.backend, 16)}, "options")
         promised = 9 * self.backend.block_bytes(spec, options)
         assert sum(s.nbytes() for s in storages.values()) == pytest.approx(promised, rel=0.02)
@@ -215,17 +230,18 @@ class KVCacheSuite(KVCacheServed):
     @pytest.mark.parametrize("damage", ["stolen", "leaked", "tail"])
     def test_check_integrity_finds(self, damage: str) -> None:
         """`check_integrity` is what tests rely on: a block owned twice, lost, or named beyond the end is found."""
-        cache = self.build(4, num_blocks=9)
+        cache, blocks = self.build(4, num_blocks=9), min(2, self.max_blocks)
         rows = np.array([0, 1])
         for row, token in enumerate((1, 2)):
-            cache.match_prefix(row, [token] * 8)
-        assert cache.allocate(rows, np.array([8, 8]))
+            cache.match_prefix(row, [token] * 4 * blocks)
+        assert cache.allocate(rows, np.array([4, 4]) * blocks)
         cache.check_integrity()
         if damage == "stolen":
-            cache.block_table[0, 1] = cache.block_table[1, 1]
+            cache.block_table[0, 0] = cache.block_table[1, 0]
         elif damage == "leaked":
-            cache.block_table[0, 1] = NULL_BLOCK
+            cache.block_table[0, blocks - 1] = NULL_BLOCK
         else:
+            self.needs_blocks(3)
             cache.block_table[0, 2] = max(set(range(1, 9)) - set(cache.block_table[:2].flat))
         with pytest.raises(AssertionError):
             cache.check_integrity()

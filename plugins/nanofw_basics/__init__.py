@@ -13,7 +13,11 @@ def nanofw_register_model(register):  # type: ignore[no-untyped-def]
 
 @nanofw.hookimpl
 def nanofw_register_kv_cache(register):  # type: ignore[no-untyped-def]
-    """`paged`: fixed-size blocks from one pool. `prefix`: the same, and finds what earlier requests have computed."""
+    """`paged`: fixed-size blocks from one pool. `prefix`: the same, and finds what earlier requests have computed.
+
+    `contiguous`: one slab a request, the baseline.
+    """
+    register("contiguous", "nanofw_basics.contiguous_cache:ContiguousKVCache")
     register("paged", "nanofw_basics.paged_cache:PagedKVCache")
     register("prefix", "nanofw_basics.prefix_cache:PrefixKVCache")
 
