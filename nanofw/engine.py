@@ -133,6 +133,7 @@ class Engine:
                 stop_ids=(() if params.ignore_eos else self.eos_token_ids) + tuple(params.stop_token_ids),
                 prompt=prompt,
                 stream=stream,
+                number=self._added + index,
                 index=index,
             )
             for index in range(params.n)

@@ -24,6 +24,7 @@ class SamplingParams:
         temperature: 0 takes the arg-max (ties: lowest id); above 0 the logits are divided by it.
         top_k: keep the k most likely tokens; 0 and -1 mean off, and more than the vocabulary is the vocabulary.
         top_p: keep the smallest set of most likely tokens whose probability reaches this; 1 means off.
+        priority: smaller is more urgent, for a scheduler that orders by it.
         n: outputs of one prompt, each with a seed of its own; the prompt is computed once where the KV cache can share.
         max_tokens: tokens to generate at most, at least 1.
         seed: makes the request's tokens a function of (seed, position, logits) alone; None takes one from the
@@ -38,6 +39,7 @@ class SamplingParams:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    priority: int = 0
     n: int = 1
     max_tokens: int = 16
     seed: int | None = None
@@ -95,6 +97,7 @@ class Request:
         row: its row in the `RequestTable` while it runs, else -1.
         stream: whether every step that yields a token yields a `RequestOutput`.
         told: characters of its text that outputs have reported.
+        number: counts requests as they arrive.
         index: which of the n samples it is. samples: all n of them, if n > 1; unborn: those that have not begun.
     """
 
@@ -115,6 +118,7 @@ class Request:
     preemptions: int = 0
     told: int = 0
     finish_reason: FinishReason | None = None
+    number: int = 0
     index: int = 0
     samples: list[Request] = field(default_factory=list)
     unborn: list[Request] = field(default_factory=list)

@@ -29,30 +29,30 @@ class BlockIndex:
 
     def find(self, parent: int, tokens: Tokens) -> int:
         """The block that holds `tokens` after the block of serial `parent` (0: at the beginning), or the null block."""
-        block = int(self._buckets[self._bucket(parent, tokens)])
-        while block != NULL_BLOCK:
-            if self._parent[block] == parent and np.array_equal(self._tokens[block], tokens):
-                return block
-            block = int(self._chain[block])
-        return NULL_BLOCK
+        content = tokens.tobytes()
+        return self._find(self._bucket(parent, content), parent, content)
 
     def serial(self, block: int) -> int:
         """The serial of a published block, 0 of any other."""
         return int(self._serial[block])
 
-    def add(self, block: int, parent: int, tokens: Tokens) -> None:
-        """Publish a block. There must be none of this content."""
+    def publish(self, block: int, parent: int, tokens: Tokens) -> int:
+        """Publish a block, unless there is one of this content. Returns the one that is published."""
+        content = tokens.tobytes()
+        bucket = self._bucket(parent, content)
+        if found := self._find(bucket, parent, content):
+            return found
         self._added += 1
         self._serial[block], self._parent[block], self._tokens[block] = self._added, parent, tokens
-        bucket = self._bucket(parent, tokens)
         self._chain[block], self._buckets[bucket] = self._buckets[bucket], block
+        return block
 
     def drop(self, block: int) -> None:
         """Forget a block, if it is published."""
         if not self._serial[block]:
             return
         self._serial[block] = 0
-        bucket = self._bucket(int(self._parent[block]), self._tokens[block])
+        bucket = self._bucket(int(self._parent[block]), self._tokens[block].tobytes())
         at = int(self._buckets[bucket])
         if at == block:
             self._buckets[bucket] = self._chain[block]
@@ -72,5 +72,13 @@ class BlockIndex:
             found = self.find(int(self._parent[block]), self._tokens[block])
             assert found == block, f"block {block} is published, and {found} is found in its place"
 
-    def _bucket(self, parent: int, tokens: Tokens) -> int:
-        return hash((parent, tokens.tobytes())) & (len(self._buckets) - 1)
+    def _find(self, bucket: int, parent: int, content: bytes) -> int:
+        block = int(self._buckets[bucket])
+        while block != NULL_BLOCK:
+            if self._parent[block] == parent and self._tokens[block].tobytes() == content:
+                return block
+            block = int(self._chain[block])
+        return NULL_BLOCK
+
+    def _bucket(self, parent: int, content: bytes) -> int:
+        return hash((parent, content)) & (len(self._buckets) - 1)

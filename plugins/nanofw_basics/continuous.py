@@ -6,13 +6,15 @@ mixed with the decode tokens of the others, so nobody's next token waits for som
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from nanofw.scheduler import Limits, Schedule, Scheduler
+from nanofw_basics.policies import ADMISSIONS, ORDERS, VICTIMS
+from nanofw_basics.waiting import WaitingLine
 
 if TYPE_CHECKING:
     from nanofw.kv_cache import KVCache
@@ -21,17 +23,28 @@ if TYPE_CHECKING:
 
 
 class ContinuousScheduler(Scheduler):
-    """First come, first served; when blocks run out, the request that came last is put back and recomputed later.
+    """Admits in the order of one policy and puts back by another when blocks run out, to be recomputed later.
 
-    The oldest running request is never a victim, and alone it always fits (the engine has seen to that), so every step
-    brings some request nearer to its end.
+    The request that has run longest is never a victim, and alone it always fits (the engine has seen to that), so every
+    step brings some request nearer to its end.
     """
 
-    def __init__(self, limits: Limits, table: RequestTable, kv_cache: KVCache, options: Any) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Names of policies in `nanofw_basics.policies`: whom to admit first, whom to put back, when to admit."""
+
+        order: Literal["fcfs", "shortest", "priority"] = "fcfs"
+        victim: Literal["last-come", "least-lost"] = "last-come"
+        admission: Literal["prompt", "reserve"] = "prompt"
+
+    def __init__(self, limits: Limits, table: RequestTable, kv_cache: KVCache, options: Options) -> None:
         super().__init__(limits, table, kv_cache, options)
-        self.waiting: deque[Request] = deque()
+        self.order, self.victim = ORDERS[options.order], VICTIMS[options.victim]
+        self.admission = ADMISSIONS[options.admission]
+        self.waiting = WaitingLine(self.order)
         self.running: list[Request] = []  # oldest first
         self._rows = self.rows_of(())
+        self._refused: tuple[Request | None, int] = (None, 0)  # who found no room, and how many blocks were free
 
     @property
     def num_waiting(self) -> int:
@@ -39,15 +52,13 @@ class ContinuousScheduler(Scheduler):
         return len(self.waiting)
 
     def add(self, request: Request) -> None:
-        """To the end of the queue."""
-        self.waiting.append(request)
+        """Wait for its turn."""
+        self.waiting.join(request)
 
     def abort(self, request: Request) -> None:
         """Forget it, wherever it is."""
-        if request in self.waiting:
-            self.waiting.remove(request)
-        else:
-            self._leave([request])
+        self.waiting.leave(request)
+        self._leave([request])
 
     def clear(self) -> None:
         """Empty queue, nobody runs."""
@@ -76,11 +87,11 @@ class ContinuousScheduler(Scheduler):
                 rows, num_tokens = rows[busy], num_tokens[busy]
             if self.kv_cache.allocate(rows, self.table.computed[rows] + num_tokens):
                 return rows, num_tokens, preempted
-            victim = self.running[-1]
+            victim = self.running[self.victim(self.running, self.table) if len(self.running) > 1 else 0]
             self.retract(victim)
             victim.preemptions += 1
             self._leave([victim])
-            self.waiting.appendleft(victim)
+            self.waiting.join(victim)
             preempted.append(victim)
 
     def _within_budget(self, needs: IntArray) -> IntArray:
@@ -99,17 +110,18 @@ class ContinuousScheduler(Scheduler):
         admitted: list[Request] = []
         tokens: list[int] = []
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs and self.table.free_rows:
-            request = self.waiting[0]
-            # All of it must fit now, or the next steps would only put it back (alone, it always fits in the end).
-            if self.running and self.kv_cache.blocks_for(request.length + 1) > self.kv_cache.free_blocks:
+            request, free = self.waiting.first(), self.kv_cache.free_blocks
+            if self.running and request is self._refused[0] and free <= self._refused[1]:
                 break
             row = self.admit(request)
             here = np.array([row])
             chunk = min(int(self.table.needs(here)[0]), budget)
-            if not self.kv_cache.allocate(here, self.table.computed[here] + chunk):
+            fits = not self.running or self.admission(self.table, self.kv_cache, self.rows_of(self.running), row)
+            if not (fits and self.kv_cache.allocate(here, self.table.computed[here] + chunk)):
                 self.retract(request)
+                self._refused = (request, free)
                 break
-            self.waiting.popleft()
+            self.waiting.leave(request)
             self.running.append(request)
             admitted.append(request)
             tokens.append(chunk)
@@ -121,5 +133,6 @@ class ContinuousScheduler(Scheduler):
 
     def _leave(self, requests: Sequence[Request]) -> None:
         leaving = set(requests)
+        self._refused = (None, 0)
         self.running = [r for r in self.running if r not in leaving]
         self._rows = self.rows_of(self.running)

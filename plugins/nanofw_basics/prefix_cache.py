@@ -85,14 +85,13 @@ class PrefixKVCache(PagedKVCache):
         for at in (full > self._published[rows]).nonzero()[0]:
             row = int(rows[at])
             tokens = np.asarray(tokens_of(row), dtype=np.int32)
+            serial = int(self._last[row])
             for nth in range(int(self._published[row]), int(full[at])):
                 start = nth * self.block_size
-                content = tokens[start : start + self.block_size]
-                block = self._index.find(int(self._last[row]), content)
-                if block == NULL_BLOCK:
-                    block = int(self.block_table[row, nth])
-                    self._index.add(block, int(self._last[row]), content)
-                self._published[row], self._last[row] = nth + 1, self._index.serial(block)
+                mine = int(self.block_table[row, nth])
+                block = self._index.publish(mine, serial, tokens[start : start + self.block_size])
+                serial = self._index.serial(block)
+            self._published[row], self._last[row] = full[at], serial
 
     def free(self, row: int) -> None:
         """Let go of the row's blocks. What is published is kept for later; the rest is used again first."""

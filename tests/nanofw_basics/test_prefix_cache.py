@@ -63,8 +63,8 @@ class IgnoresTheBeginning(PrefixKVCache):
 
     def __init__(self, spec, options):
         super().__init__(spec, options)
-        add, find = self._index.add, self._index.find
-        self._index.add = lambda block, parent, tokens: add(block, 0, tokens)
+        publish, find = self._index.publish, self._index.find
+        self._index.publish = lambda block, parent, tokens: publish(block, 0, tokens)
         self._index.find = lambda parent, tokens: find(0, tokens)
 
 
@@ -73,7 +73,7 @@ class TrustsHashes(PrefixKVCache):
 
     def __init__(self, spec, options):
         super().__init__(spec, options)
-        self._index.find = lambda parent, tokens: int(self._index._buckets[self._index._bucket(parent, tokens)])
+        self._index._find = lambda bucket, parent, content: int(self._index._buckets[bucket])
 
 
 class FreesShared(PrefixKVCache):

@@ -1,5 +1,7 @@
 """Both schedulers: the shipped suite, and faults it must find."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from hypothesis import Phase
@@ -9,10 +11,22 @@ from nanofw.scheduler import Schedule
 from nanofw.testing.scheduler_suite import SchedulerSuite
 from nanofw_basics.continuous import ContinuousScheduler
 from nanofw_basics.static import StaticScheduler
+from nanofw_basics.waiting import WaitingLine
 
 
 class TestContinuous(SchedulerSuite):
     backend = ContinuousScheduler
+
+
+class TestShortestFirst(SchedulerSuite):
+    backend = ContinuousScheduler
+    options: ClassVar = {"order": "shortest", "victim": "least-lost"}
+
+
+class TestReserving(SchedulerSuite):
+    backend = ContinuousScheduler
+    options: ClassVar = {"order": "priority", "admission": "reserve"}
+    preempts = False
 
 
 class TestStatic(SchedulerSuite):
@@ -50,15 +64,16 @@ class DropsThePutBack(ContinuousScheduler):
     def schedule(self):
         made = super().schedule()
         for request in made.preempted if made is not None else ():
-            self.waiting.remove(request)
+            self.waiting.leave(request)
         return made
 
 
 class RunsNewcomersFirst(ContinuousScheduler):
     """The oldest request is the first to be put back and the last to come in."""
 
-    def add(self, request):
-        self.waiting.appendleft(request)
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.waiting = WaitingLine(lambda request: (-request.number,))
 
     def _schedule_running(self):
         self.running.reverse()
@@ -126,7 +141,7 @@ class WorksInVain(ContinuousScheduler):
         for request in list(self.running):
             self.retract(request)
             self._leave([request])
-            self.waiting.append(request)
+            self.waiting.join(request)
         return super().schedule()
 
 
