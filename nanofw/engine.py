@@ -251,7 +251,7 @@ class Engine:
         table.tokens[rows, known] = tokens
         table.known[rows] = known + 1
 
-        stopped = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
+        stopped = (table.stop_ids[rows] == tokens[:, None]).any(axis=1) & (known >= table.least[rows] - 1)
         at_limit = known >= table.last[rows]
         finished: list[Request] = []
         for i in (stopped | at_limit | table.watched[rows]).nonzero()[0]:  # the rest needs no look

@@ -27,6 +27,7 @@ class SamplingParams:
         priority: smaller is more urgent, for a scheduler that orders by it.
         n: outputs of one prompt, each with a seed of its own; the prompt is computed once where the KV cache can share.
         max_tokens: tokens to generate at most, at least 1.
+        min_tokens: stop ids and stop strings do not end the request before it has so many; they stay in the output.
         seed: makes the request's tokens a function of (seed, position, logits) alone; None takes one from the
             engine's seed and the request's number. Output i of n is what a request with seed + i gets.
         stop: end when the text holds one of these; it is cut before the match.
@@ -42,6 +43,7 @@ class SamplingParams:
     priority: int = 0
     n: int = 1
     max_tokens: int = 16
+    min_tokens: int = 0
     seed: int | None = None
     stop: tuple[str, ...] | list[str] | str = ()
     stop_token_ids: tuple[int, ...] | list[int] = ()
@@ -60,6 +62,12 @@ class SamplingParams:
             ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
             ("n", self.n, self.n >= 1, ">= 1"),
             ("max_tokens", self.max_tokens, self.max_tokens >= 1, ">= 1"),
+            (
+                "min_tokens",
+                self.min_tokens,
+                0 <= self.min_tokens <= self.max_tokens,
+                f"0 to {self.max_tokens} (max_tokens)",
+            ),
             ("stop", stop, all(stop), "non-empty strings"),
             ("logprobs", self.logprobs, self.logprobs is None or self.logprobs >= 0, "None or >= 0"),
         )
@@ -156,7 +164,7 @@ class Request:
     def read(self, token: int) -> None:
         """Turn one more token into text."""
         if self.detokenizer is not None:
-            self.detokenizer.add((token,))
+            self.detokenizer.add((token,), may_stop=self.detokenizer.num_tokens + 1 >= self.params.min_tokens)
 
     def read_rest(self) -> None:
         """At the end: turn what has not been read into text, except the stop id that ended it."""
@@ -176,7 +184,8 @@ class Request:
     @property
     def due(self) -> FinishReason | None:
         """Why a request that has not been ended is to end with the tokens it has, or None."""
-        if self.stopped or (self.output_ids and self.output_ids[-1] in self.stop_ids):
+        last = self.output_ids[-1:] if len(self.output_ids) >= self.params.min_tokens else []
+        if self.stopped or set(last) & set(self.stop_ids):
             return "stop"
         return self.limit_reason if self.length >= self.limit else None
 

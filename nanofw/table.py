@@ -33,6 +33,7 @@ class RequestTable:
         length: tokens that exist or are promised, prompt included.
         known: tokens whose values are in `tokens`.
         computed: tokens whose K and V are in the cache or will be once the steps in flight have run.
+        least: length from which the request may stop.
         last: `computed` at which the request has nothing left to do: its final token needs no K and V.
         ticket: changes each time a row changes hands; a result for an old ticket is dropped.
         tokens: `[rows, max_len]` int32, token values.
@@ -44,7 +45,7 @@ class RequestTable:
 
     def __init__(self, rows: int, max_len: int) -> None:
         self.rows, self.max_len = rows, max_len
-        self.length, self.known, self.computed, self.last = np.zeros((4, rows), dtype=np.int64)
+        self.length, self.known, self.computed, self.least, self.last = np.zeros((5, rows), dtype=np.int64)
         self.ticket, self.top_k, self.seed = np.zeros((3, rows), dtype=np.int64)
         self.temperature = np.zeros(rows, dtype=np.float32)
         self.top_p = np.ones(rows, dtype=np.float32)
@@ -74,6 +75,7 @@ class RequestTable:
         self.tokens[row, len(request.prompt_ids) : size] = request.output_ids
         self.length[row] = self.known[row] = size
         self.computed[row] = 0
+        self.least[row] = len(request.prompt_ids) + params.min_tokens
         self.last[row] = request.limit - 1
         self.temperature[row], self.top_k[row], self.top_p[row] = params.temperature, params.top_k, params.top_p
         self.seed[row] = request.seed

@@ -41,13 +41,16 @@ class Detokenizer:
         """Tokens taken so far."""
         return len(self._ids)
 
-    def add(self, ids: Sequence[int]) -> str:
-        """Take tokens; returns the text that may now be shown. `stopped` then says whether a stop string is there."""
+    def add(self, ids: Sequence[int], may_stop: bool = True) -> str:
+        """Take tokens; returns the text that may now be shown. `stopped` then says whether a stop string is there.
+
+        A stop string that is whole only now is passed over if `may_stop` is False, and is text like any other.
+        """
         self._ids.extend(ids)
         before = self._decode(self._window, self._read)
         after = self._decode(self._window, len(self._ids))
         if len(after) > len(before) and not after.endswith(REPLACEMENT):
-            self._append(after[len(before) :])
+            self._append(after[len(before) :], may_stop)
             self._window, self._read = self._read, len(self._ids)
         return self._show(self._held_back())
 
@@ -62,13 +65,14 @@ class Detokenizer:
     def _decode(self, start: int, end: int) -> str:
         return str(self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip))
 
-    def _append(self, new: str) -> None:
-        # A match may begin in text that is there already, but not before what could still have been its beginning.
-        start = max(len(self._text) - max(map(len, self._stop), default=1) + 1, 0)
+    def _append(self, new: str, may_stop: bool = True) -> None:
+        size = len(self._text)
         self._text += new
-        # The match that is whole first wins, so that the text does not depend on how it was cut into tokens.
-        found = [(at + len(stop), at) for stop in self._stop if (at := self._text.find(stop, start)) >= 0]
-        if found:
+        # A match may begin in text that is there already, but ends in what is new. The one that is whole first wins, so
+        # that the text does not depend on how it was cut into tokens.
+        starts = ((stop, self._text.find(stop, max(size - len(stop) + 1, 0))) for stop in self._stop)
+        found = [(at + len(stop), at) for stop, at in starts if at >= 0]
+        if found and may_stop:
             self._text, self.stopped = self._text[: min(found)[1]], True
 
     def _held_back(self) -> int:

@@ -125,6 +125,20 @@ def test_stop_token_ids_beside_the_models_own(build):
 
 
 @DEPTHS
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 6, 30])
+def test_min_tokens(build, depth, count):
+    """An end id before that many tokens is a token like any other; the next one that comes counts."""
+    tokens = context_model().greedy([1, 2, 3], 40)
+    ends = set(tokens[4:6])
+    engine = build((tokens[4],), steps_in_flight=depth)
+    engine.add("x", [1, 2, 3], greedy(40, min_tokens=count, stop_token_ids=[tokens[5]]))
+    output = finish(engine)["x"]
+    expected = next((n for n in range(max(count, 1), 40) if tokens[n - 1] in ends), 40)
+    assert ids(output) == tokens[:expected]
+    assert reason(output) == ("stop" if expected < 40 else "length")
+
+
+@DEPTHS
 def test_an_id_in_use(build, depth):
     """vllm#10583: a second live request of the same id is refused, and the first does not notice."""
     engine = build(steps_in_flight=depth)

@@ -20,6 +20,8 @@ from nanofw.errors import RequestError
         ({"n": 0}, "n=0 is out of range: it must be >= 1"),
         ({"max_tokens": 0}, "max_tokens=0 is out of range: it must be >= 1"),
         ({"max_tokens": -1}, "max_tokens=-1 is out of range"),
+        ({"min_tokens": -1}, r"min_tokens=-1 is out of range: it must be 0 to 16 \(max_tokens\)"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens=5 is out of range: it must be 0 to 4"),
         ({"stop": ["x", ""]}, "must be non-empty strings"),
         ({"stop": ""}, "must be non-empty strings"),
         ({"logprobs": -1}, "logprobs=-1 is out of range: it must be None or >= 0"),

@@ -111,6 +111,18 @@ def test_stop_strings(engine, settings, stop, left):
     assert len(output.outputs[0].token_ids) <= len(TEXT.encode()) + 1
 
 
+@SETTINGS
+@pytest.mark.parametrize(
+    ("least", "left"), [(0, "ab "), (7, "ab "), (8, "ab STOP cd "), (15, "ab STOP cd "), (16, "ab STOP cd STOP ef")]
+)
+def test_stop_strings_before_min_tokens(engine, settings, least, left):
+    """Passed over, and shown as text; the next one that becomes whole counts. A token here is a byte."""
+    running = engine("ab STOP cd STOP ef", **settings)
+    (pieces, output), *_ = deltas(running, *[greedy(stop="STOP", min_tokens=least)] * 3)
+    assert "".join(pieces) == output.outputs[0].text == left
+    assert output.outputs[0].finish_reason == "stop"
+
+
 def test_a_stop_string_that_never_comes_is_shown_at_the_end(engine):
     """What was held back as its possible beginning is text after all."""
     (pieces, output) = deltas(engine("abc STO"), greedy(stop="STOP"))[0]

@@ -106,7 +106,7 @@ class ContextModel(NullModel):
         """The tokens that must follow `prompt`: `count`, or fewer if one of `ends` comes first (it is included).
 
         Args:
-            params: temperature, top-k, top-p and seed are honoured; a random choice needs a seed.
+            params: temperature, top-k, top-p, seed and min_tokens are honoured; a random choice needs a seed.
         """
         tokens, total = list(prompt), 0
         weights = self._weights[:, : len(prompt) + count].tolist()
@@ -115,7 +115,7 @@ class ContextModel(NullModel):
             if position >= len(prompt) - 1:
                 chosen = _choice(total)
                 tokens.append(self._sample(chosen, params, position + 1) if params.temperature else self._best[chosen])
-                if tokens[-1] in ends:
+                if tokens[-1] in ends and len(tokens) >= len(prompt) + params.min_tokens:
                     break
         return tokens[len(prompt) :]
 

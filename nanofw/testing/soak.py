@@ -98,11 +98,13 @@ class Soak:
         tokens = prompt(self.longest, family)[:length]
         if self._chance(0.5):
             tokens[-1 - length // 4 :] = prompt(1 + length // 4, int(draw.integers(2**31)))
+        least = int(draw.integers(16)) if self._chance(0.2) else 0
         params = SamplingParams(
             temperature=float(self._chance(0.2)),
             seed=int(draw.integers(2**31)),
             n=int(draw.integers(2, 5)) if self._chance(0.1) else 1,
-            max_tokens=int(draw.integers(1, 16)),
+            max_tokens=int(draw.integers(max(least, 1), 16)),
+            min_tokens=least,
             ignore_eos=self._chance(0.5),
             logprobs=2 if self._chance(0.05) else None,
         )
