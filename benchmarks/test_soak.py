@@ -1,4 +1,4 @@
-"""10^5 random events for each scheduler and depth: nothing lost, nothing leaked, and memory that does not grow.
+"""10^5 random events for each scheduler, cache and depth: nothing lost, nothing leaked, and memory that does not grow.
 
 pytest benchmarks/test_soak.py -s
 """
@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import psutil
 import pytest
 
+from nanofw.build import build_model
+from nanofw.config import Config
+from nanofw.llm import LLM
 from nanofw.plugins import PluginHost
-from nanofw.testing.audited import audited_engine
+from nanofw.request import RequestOutput, SamplingParams
+from nanofw.testing.audited import audited_engine, nothing_left
 from nanofw.testing.soak import Soak
+from nanofw.weights import resolve
 
 EVENTS = 100_000
 
@@ -34,3 +40,28 @@ def test_soak(benchmark, host: PluginHost, scheduler: str, kv_cache: str, depth:
     grown = (process.memory_info().rss - before) / 2**20
     benchmark.extra_info |= {**soak.counts, "grown_mib": round(grown, 2)}
     print(f"\n{scheduler}, {kv_cache}, depth {depth}: {soak.events:,} events {soak.counts}, grown by {grown:.1f} MiB")
+
+
+def test_real_requests(benchmark, host: PluginHost) -> None:
+    """2,000 requests of a real model in a cramped pool with everything on: the tokens of a roomy plain one."""
+    source = resolve("dummy:tiny")
+    plain = Config(model="dummy:tiny", device="cpu", kv_blocks=2000, max_model_len=256)
+    model = build_model(plain, host, source)
+    draw = np.random.default_rng(0)
+    families = draw.integers(0, 256, (20, 120))
+    prompts = [families[draw.integers(20), : draw.integers(1, 120)].tolist() for _ in range(2000)]
+    how = [SamplingParams(temperature=i % 2 * 0.8, seed=i, max_tokens=1 + i % 20) for i in range(2000)]
+    cramped = plain.replace(kv_cache="prefix", kv_blocks=40, max_num_seqs=32, max_batch_tokens=64, steps_in_flight=1)
+
+    def serve(config: Config) -> list[RequestOutput]:
+        llm = LLM(config=config, host=host, source=source, loaded=model)
+        outputs = llm.generate(prompts, how)
+        nothing_left(llm.engine)
+        return outputs
+
+    expected, found = serve(plain), benchmark.pedantic(serve, args=(cramped,), rounds=1)
+    assert [o.outputs for o in found] == [o.outputs for o in expected]
+    put_back, cached = sum(o.preemptions for o in found), sum(o.cached_tokens for o in found)
+    print(
+        f"\n2,000 requests of dummy:tiny: {put_back} put back, {cached:,} tokens found in the cache, all tokens equal"
+    )

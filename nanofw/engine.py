@@ -17,9 +17,9 @@ from nanofw.batch import Step, pack
 from nanofw.blame import blame
 from nanofw.errors import EngineError, RequestError
 from nanofw.events import EngineCreated, RequestFinished, StepFinished
+from nanofw.intake import check, make
 from nanofw.request import FinishReason, Request, RequestOutput, SamplingParams
 from nanofw.scheduler import Schedule, Scheduler
-from nanofw.text import Detokenizer
 
 if TYPE_CHECKING:
     from nanofw.kv_cache import KVCache
@@ -120,29 +120,7 @@ class Engine:
         self.check(prompt_ids, params)
         if request_id in self.requests:
             raise RequestError(f"request id {request_id!r} is in use by an unfinished request; choose another")
-        limit, reason = self._limit(len(prompt_ids), params)
-        seed = params.seed if params.seed is not None else (self.seed << 32) + self._added
-        samples = [
-            Request(
-                id=request_id,
-                prompt_ids=tuple(prompt_ids),
-                params=params,
-                seed=_signed(seed + index),
-                limit=limit,
-                limit_reason=reason,
-                stop_ids=(() if params.ignore_eos else self.eos_token_ids) + tuple(params.stop_token_ids),
-                prompt=prompt,
-                stream=stream,
-                number=self._added + index,
-                index=index,
-            )
-            for index in range(params.n)
-        ]
-        for sample in samples if self.tokenizer is not None else ():
-            sample.detokenizer = Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens)
-        request, *request.unborn = samples
-        for sample in samples if params.n > 1 else ():
-            sample.samples = samples
+        request = make(self, request_id, prompt_ids, params, number=self._added, prompt=prompt, stream=stream)
         self._added += params.n
         self.requests[request_id] = request
         self.scheduler.add(request)
@@ -150,24 +128,7 @@ class Engine:
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Whether a request could be served. Raises: RequestError that says why not."""
-        size, capacity = len(prompt_ids), self.kv_cache.capacity
-        if not size:
-            raise RequestError("the prompt has no tokens; it needs at least one")
-        if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab_size:
-            wrong = next(i for i in prompt_ids if not 0 <= i < self.vocab_size)
-            raise RequestError(f"the prompt holds token id {wrong}; the model's ids are 0 to {self.vocab_size - 1}")
-        if size >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {size} tokens; at a length limit of {self.max_model_len} (prompt and output together) "
-                f"it may have at most {self.max_model_len - 1}"
-            )
-        if size > capacity:
-            raise RequestError(
-                f"the prompt has {size} tokens and the whole KV cache holds {capacity}; it can never run: shorten it, "
-                "or give the cache more blocks (kv_blocks) or memory (kv_memory)"
-            )
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, and this engine has none; use stop_token_ids")
+        check(self, prompt_ids, params)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now, waiting or running. Returns what it had generated; None for an id that is not live."""
@@ -272,15 +233,6 @@ class Engine:
         self.scheduler.update(finished)
         self._after(flight, len(rows))
 
-    def _limit(self, prompt_len: int, params: SamplingParams) -> tuple[int, FinishReason]:
-        """Most tokens the request may reach, and what sets that bound. The last token needs no slot in the cache."""
-        bounds: list[tuple[int, FinishReason]] = [
-            (prompt_len + params.max_tokens, "length"),
-            (self.max_model_len, "context"),
-            (self.kv_cache.capacity + 1, "kv_capacity"),
-        ]
-        return min(bounds, key=lambda bound: bound[0])
-
     def _release(self, request: Request) -> None:
         """Give back the request's row and blocks, if it has them."""
         if request.row >= 0:
@@ -381,8 +333,3 @@ class Engine:
             hook, event = self._news.popleft()
             if observe := self.observers.get(hook):
                 observe(event=event)
-
-
-def _signed(seed: int) -> int:
-    """Any integer as the int64 with the same low 64 bits."""
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
