@@ -21,7 +21,7 @@ CALLS = [
     ("attention", "write_kv"),
     ("sampler", "sample"),
 ]
-STRIDE = 97
+STRIDE = 199
 """Of the lines at which Ctrl-C is tried: 1 tries all, in minutes."""
 
 

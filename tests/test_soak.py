@@ -24,10 +24,10 @@ def test_soak(scheduler, kv_cache, depth):
         options={"kv_cache": {"block_size": 4}},
     )
     soak = Soak(engine)
-    soak.run(1500)
-    assert soak.counts["failed"] > 5
-    assert (soak.counts["found in the cache"] > 50) == (kv_cache == "prefix")
+    soak.run(1000)
+    assert soak.counts["failed"] > 2
+    assert (soak.counts["found in the cache"] > 30) == (kv_cache == "prefix")
     assert soak.counts["aborted"] > 20
     assert set(soak.ledger.ended) == {"stop", "length", "abort"}
     if scheduler == "continuous":
-        assert soak.counts["put back"] > 50
+        assert soak.counts["put back"] > 30

@@ -98,7 +98,7 @@ class KVCacheSuite(KVCacheServed):
         marks = torch.cat(found)
         return float(marks[0]) if bool((marks == marks[0]).all()) else float("nan")
 
-    @pytest.mark.parametrize("block_size", BLOCK_SIZES, ids="bs{}".format)
+    @pytest.mark.parametrize("block_size", [1, 3, 16, 64], ids="bs{}".format)
     def test_conservation(self, block_size: int) -> None:
         """Random lives of requests against a model: no block lost, none owned twice, no content changed by others.
 

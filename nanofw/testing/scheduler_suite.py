@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from nanofw.engine import Engine
+from nanofw.events import RequestFinished
 from nanofw.request import SamplingParams
 from nanofw.scheduler import Scheduler
 from nanofw.testing.audited import (
@@ -186,6 +187,8 @@ class SchedulerSuite:
             for _ in range(moment):
                 engine.step()
             aborted = engine.abort("1")
+            assert engine.abort("1") is None, "aborted twice"
+            assert engine.abort("nobody") is None
             rest = {o.request_id: o for o in engine.run() if o.finished}
             for i in (0, 2):
                 if str(i) in rest:
@@ -195,6 +198,23 @@ class SchedulerSuite:
                 tokens = list(aborted.outputs[0].token_ids)
                 assert tokens == context_model().greedy(*work[1])[: len(tokens)]
             nothing_left(engine)
+
+    @pytest.mark.parametrize("depth", [0, 1])
+    def test_abort_from_an_observer(self, depth: int) -> None:
+        """At the end of each request another one is aborted, in the middle of a step that computes it."""
+        engine = self.engine(kv_blocks=16, steps_in_flight=depth, options={"kv_cache": {"block_size": 4}})
+        book = Ledger(engine)
+
+        def abort_another(*, event: RequestFinished) -> None:
+            done = event.output.outputs[0].finish_reason != "abort"
+            if others := [name for name in engine.requests if done]:
+                book.abort(others[-1])
+
+        engine.observers["nanofw_request_finished"] = abort_another
+        for i in range(9):
+            book.add(str(i), prompt(3 + i, i), SamplingParams(temperature=0, max_tokens=3 + i))
+        book.finish(bound=200)
+        assert book.ended["abort"] >= 3
 
     @pytest.mark.parametrize("depth", [0, 1])
     @pytest.mark.parametrize("method", ["allocate", "match_prefix", "free"])
