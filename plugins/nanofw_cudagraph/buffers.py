@@ -27,11 +27,12 @@ class StaticInputs:
     Args:
         size: requests the bucket holds.
         columns: block-table columns, which bound the context.
-        spare_row: row of `last_token` that padding writes to.
+        spare_row: row of `last_token` that padding writes to; the one after it always holds zero.
     """
 
     def __init__(self, size: int, columns: int, spare_row: int, device: torch.device) -> None:
         self.size, self.columns, self.spare_row, self.device = size, columns, spare_row, device
+        self.zero_row = spare_row + 1
         words = len(WIDE) * size + -(-(len(NARROW) * size + size * columns) // 2)
         pinned = device.type == "cuda"
         self._stages = [torch.zeros(words, dtype=torch.int64, pin_memory=pinned) for _ in range(STAGES)]
@@ -58,8 +59,9 @@ class StaticInputs:
         host["positions"][:count] = step.positions
         host["slots"][:count] = step.slot_mapping
         host["rows"][:count] = step.rows
-        host["feeds"][:] = -1
+        host["feeds"][:] = self.zero_row
         host["feeds"][step.feeds] = step.rows[step.feeds]
+        host["token_ids"][step.feeds] = 0
         host["seq_lens"][:count] = step.seq_lens
         host["slots"][count:] = -1
         host["rows"][count:] = self.spare_row
@@ -78,12 +80,15 @@ class StaticInputs:
         self._buffer.copy_(self._stages[self._turn], non_blocking=True)
 
     def batch(self, last_token: torch.Tensor, block_size: int) -> Batch:
-        """The inputs as a `Batch`. Its token ids are made on the device: fed back ones come from `last_token`."""
+        """The inputs as a `Batch`.
+
+        Its token ids are made on the device: what `feeds` names in `last_token` plus what the host knows, one of them
+        zero.
+        """
         data = self.on_device
-        fed = last_token.index_select(0, data["feeds"].clamp(min=0))
         bound = self.columns * block_size
         return Batch(
-            token_ids=torch.where(data["feeds"] >= 0, fed, data["token_ids"]),
+            token_ids=last_token[data["feeds"]] + data["token_ids"],
             positions=data["positions"],
             slot_mapping=data["slots"],
             cu_seqlens_q=self.ends,

@@ -71,7 +71,7 @@ class CudaGraphRunner(Runner):
         cache = parts.kv_cache
         full = cache.block_table.shape[1]
         self.columns = sorted({min(cache.blocks_for(c), full) for c in options.contexts} | {full})
-        self._last_token = torch.zeros(parts.rows + 1, dtype=torch.int64, device=parts.device)
+        self._last_token = torch.zeros(parts.rows + 2, dtype=torch.int64, device=parts.device)
         self._captured: dict[Key, Captured] = {}
         self._pool: Any = None
         on_gpu = parts.device.type == "cuda"
@@ -118,7 +118,7 @@ class CudaGraphRunner(Runner):
         inputs = StaticInputs(size, columns, parts.rows, parts.device)
         inputs.on_device["slots"].fill_(-1)
         inputs.on_device["rows"].fill_(parts.rows)
-        inputs.on_device["feeds"].fill_(-1)
+        inputs.on_device["feeds"].fill_(inputs.zero_row)
         plan = parts.attention.plan(inputs.batch(self._last_token, parts.kv_cache.block_size))
         sampling = step.sampling if step is not None else None
 

@@ -45,7 +45,7 @@ class FusedModel(Model):
     def forward(self, batch: Batch, attention: Attention, kv: Sequence[LayerKV]) -> torch.Tensor:
         """Logits `[B, V]`, see the contract."""
         weights = self.weights
-        hidden = torch.nn.functional.embedding(batch.token_ids, weights.embedding)
+        hidden = self._project.embed(batch.token_ids, weights.embedding)
         routes = routes_for(batch.num_tokens)
         layer = self._small_layer if routes["qkv"].route == "slab" else self._large_layer
         parts: torch.Tensor | None = None
@@ -103,9 +103,4 @@ class FusedModel(Model):
             hidden = hidden[batch.logits_indices]
             if parts is not None:
                 parts = parts[..., batch.logits_indices, :]
-        tile = routes_for(rows)["head"]
-        if tile.route == "slab":
-            if parts is not None:
-                hidden = hidden + parts.reshape(-1, *hidden.shape).sum(0).to(hidden.dtype)
-            return self._project.slab(hidden, weights.head, tile, eps=weights.eps, out_dtype=torch.float32)
-        return torch.mm(self._project.add_norm(hidden, parts, weights.eps), weights.head.t())
+        return self._product(self._project.add_norm(hidden, parts, weights.eps), weights.head, routes_for(rows)["head"])

@@ -9,7 +9,7 @@ import triton
 
 from nanofw.launch import launch
 from nanofw.pdl import launch_options
-from nanofw_fused.kernels.norm import add_norm_kernel, gate_kernel
+from nanofw_fused.kernels.norm import add_norm_kernel, embed_kernel, gate_kernel
 from nanofw_fused.kernels.slab import slab_kernel
 from nanofw_fused.kernels.tiled import tiled_kernel
 from nanofw_fused.routes import Tile
@@ -27,6 +27,15 @@ class Projector:
         self.pdl = pdl
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
 
+    def embed(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Rows of `table` `[V, K]` for token ids `[T]` int64: `[T, K]`."""
+        k = table.shape[1]
+        out = torch.empty((token_ids.shape[0], k), dtype=table.dtype, device=table.device)
+        block = min(triton.next_power_of_2(k), 1024)
+        grid = (token_ids.shape[0], triton.cdiv(k, block))
+        launch(embed_kernel, grid, token_ids, table, out, K=k, BLOCK=block, **self._common(4))
+        return out
+
     def slab(
         self,
         x: torch.Tensor,
@@ -36,7 +45,6 @@ class Projector:
         eps: float | None = None,
         residual: torch.Tensor | None = None,
         gated: bool = False,
-        out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """`residual + norm(x) @ weight.T`, or the gated form; the norm where `eps` is given.
 
@@ -48,8 +56,8 @@ class Projector:
         """
         rows, k = x.shape
         n = weight.shape[0] // (2 if gated else 1)
-        kc = min(128, max(16, triton.next_power_of_2(triton.cdiv(k, tile.warps))))
-        out = torch.empty((rows, n), dtype=out_dtype or x.dtype, device=x.device)
+        kc = min(tile.bk, max(16, triton.next_power_of_2(triton.cdiv(k, tile.warps))))
+        out = torch.empty((rows, n), dtype=x.dtype, device=x.device)
         launch(
             slab_kernel,
             (triton.cdiv(n, tile.bn),),
@@ -66,6 +74,7 @@ class Projector:
             SLICES=tile.warps,
             KC=kc,
             CHUNKS=triton.cdiv(k, kc * tile.warps),
+            EVEN=n % tile.bn == 0 and k % (kc * tile.warps) == 0,
             NORM=eps is not None,
             RESIDUAL=residual is not None,
             GATED=gated,
@@ -81,7 +90,7 @@ class Projector:
         splits = tile.splits if k % (tile.splits * tile.bk) == 0 else 1
         shape, dtype = ((splits, rows, n), torch.float32) if splits > 1 else ((rows, n), x.dtype)
         out = torch.empty(shape, dtype=dtype, device=x.device)
-        bm = 64 if rows > 32 else 32 if rows > 16 else 16
+        bm = 64 if rows > 16 else 16  # 64 rows are what Hopper's wgmma takes: faster than 32 even for 32
         launch(
             tiled_kernel,
             (triton.cdiv(n, tile.bn), triton.cdiv(rows, bm), splits),

@@ -21,7 +21,7 @@ class Tile:
     Attributes:
         route: the kernel. bn: output features a program. warps: of a program; for a slab also the slices of K.
         splits: parts of K, each with its own program (tiled).
-        bk, stages: elements of K a loop turn, and turns in flight (tiled).
+        bk: elements of K a loop turn (tiled), or a slice and chunk (slab). stages: loop turns in flight (tiled).
     """
 
     route: Route
@@ -34,30 +34,52 @@ class Tile:
 
 CUBLAS = Tile("cublas")
 
+HEAD = Tile("tiled", bn=64, warps=4, bk=128, stages=4)
+
 ROUTES: tuple[tuple[int, dict[Projection, Tile]], ...] = (
+    (
+        8,
+        {
+            "qkv": Tile("slab", bn=32, warps=4, bk=256),
+            "o": Tile("slab", bn=16, warps=4, bk=256),
+            "gate_up": Tile("slab", bn=16, warps=2, bk=128),
+            "down": Tile("slab", bn=16, warps=4, bk=256),
+            "head": HEAD,
+        },
+    ),
     (
         16,
         {
-            "qkv": Tile("slab", bn=32),
-            "o": Tile("slab", bn=16),
-            "gate_up": Tile("slab", bn=16),
-            "down": Tile("slab", bn=16),
-            "head": Tile("slab", bn=32),
+            "qkv": Tile("slab", bn=32, warps=2, bk=256),
+            "o": Tile("slab", bn=16, warps=4, bk=256),
+            "gate_up": Tile("slab", bn=16, warps=2, bk=128),
+            "down": Tile("slab", bn=16, warps=4, bk=256),
+            "head": HEAD,
         },
     ),
     (
         64,
         {
-            "qkv": Tile("tiled", bn=32, warps=4),
-            "o": Tile("tiled", bn=32, warps=4, splits=4),
-            "gate_up": Tile("tiled", bn=32, warps=4),
-            "down": Tile("tiled", bn=32, warps=4, splits=4),
-            "head": CUBLAS,
+            "qkv": Tile("tiled", bn=32, warps=4, stages=6),
+            "o": Tile("tiled", bn=32, warps=4, stages=6, splits=4),
+            "gate_up": Tile("tiled", bn=32, warps=4, stages=4),
+            "down": Tile("tiled", bn=32, warps=4, stages=6, splits=4),
+            "head": HEAD,
         },
     ),
     (1 << 62, {"qkv": CUBLAS, "o": CUBLAS, "gate_up": CUBLAS, "down": CUBLAS, "head": CUBLAS}),
 )
-"""Largest batch (tokens in the step) of a row, and its routes."""
+"""Largest batch (tokens in the step) of a row, and its routes.
+
+Measured on an H200 by `benchmarks/tune_projections.py`, us a projection in a chain (floor: weights at 4.48 TB/s):
+
+    rows          1 slab   8 slab   16 slab   64 tiled   64 cublas   floor
+    qkv             3.4      3.7       4.8        4.4         5.4      1.9
+    o               2.5      3.0                  3.3         6.0      0.9
+    gate_up         4.1      4.2       5.8        5.9         7.3      2.8
+    down            3.2      3.6       4.1        3.8         7.0      1.4
+    head (tiled)   73.2     75.7      77.4       84.9        87.7     69.5
+"""
 
 
 def routes_for(tokens: int) -> dict[Projection, Tile]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 import triton
 
@@ -19,47 +18,7 @@ from nanofw_triton.kernels.decode import decode_kernel, merge_kernel
 from nanofw_triton.kernels.packed import packed_decode_kernel, prologue_kernel
 from nanofw_triton.kernels.prefill import prefill_kernel
 from nanofw_triton.kernels.write import write_kernel
-
-if TYPE_CHECKING:
-    from nanofw.table import IntArray
-
-MAX_SPLITS = 32
-WAVES = 2
-"""Programs to aim for, per multiprocessor, when a context is split."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """What one step needs, made once for all layers.
-
-    Attributes:
-        decoding: how many requests have one query token. requests: `[decoding]` int32, which; None if all do.
-        splits: parts that each decode context is cut into.
-        tiles: `[tiles, 2]` int32, request and first query of each prefill tile; None if nothing is prefilled.
-        queries: query tokens a prefill tile.
-        workspace: for the parts of split contexts, the same for every layer; None if contexts are whole.
-    """
-
-    decoding: int
-    requests: torch.Tensor | None
-    splits: int
-    tiles: torch.Tensor | None
-    queries: int
-    workspace: Workspace | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Workspace:
-    """Where splits leave their parts: flat tensors, as large as the layer with the most heads needs.
-
-    Attributes:
-        partial: `[splits, T, Hq, D]` float32, each split's result. lse: `[splits, T, Hq]` float32, its log-sum, base 2.
-        arrived: `[T, Hkv]` int32, splits done; back at zero after each launch.
-    """
-
-    partial: torch.Tensor
-    lse: torch.Tensor
-    arrived: torch.Tensor
+from nanofw_triton.plan import MAX_SPLITS, Plan, make_plan
 
 
 class TritonPagedAttention(Attention):
@@ -101,31 +60,13 @@ class TritonPagedAttention(Attention):
     def __init__(self, spec: AttentionSpec, options: Options) -> None:
         super().__init__(spec, options)
         cuda = spec.device.type == "cuda"
-        self._programs = torch.cuda.get_device_properties(spec.device).multi_processor_count * WAVES if cuda else 8
+        self._multiprocessors = torch.cuda.get_device_properties(spec.device).multi_processor_count if cuda else 4
         self._precision = "ieee" if spec.dtype == torch.float32 else "tf32"  # tf32 would round fp32 inputs
         self._pdl = available(spec.device)
 
     def plan(self, batch: Batch) -> Plan:
-        """Sort requests into decode and prefill, by the host's lengths; choose splits from declared bounds."""
-        query_lens = batch.query_lens_host
-        kv_heads = self.spec.layers[0].num_kv_heads
-        if batch.max_query_len == 1:
-            splits = self._splits(batch, batch.num_requests * kv_heads)
-            return Plan(batch.num_requests, None, splits, None, 0, self._workspace(splits, batch.num_tokens))
-        single, many = np.flatnonzero(query_lens == 1), np.flatnonzero(query_lens > 1)
-        group = max(layer.num_heads // layer.num_kv_heads for layer in self.spec.layers)
-        queries = max(triton.next_power_of_2(128 // group), 1) if batch.max_query_len > 16 else max(64 // group, 1)
-        tiles = _tiles(many, query_lens[many], queries)
-        device = batch.seq_lens.device
-        splits = self._splits(batch, max(len(single), 1) * kv_heads)
-        return Plan(
-            decoding=len(single),
-            requests=torch.from_numpy(single.astype(np.int32)).to(device, non_blocking=True),
-            splits=splits,
-            tiles=torch.from_numpy(tiles).to(device, non_blocking=True),
-            queries=queries,
-            workspace=self._workspace(splits, batch.num_tokens),
-        )
+        """See `nanofw_triton.plan`."""
+        return make_plan(self.spec, batch, self.options.splits, self._multiprocessors)
 
     def attend(self, q: torch.Tensor, kv: LayerKV, batch: Batch) -> torch.Tensor:
         """At most three launches; see the contract."""
@@ -192,12 +133,12 @@ class TritonPagedAttention(Attention):
     def _decode_packed(
         self, qkv: torch.Tensor, prologue: Prologue, kv: LayerKV, batch: Batch, plan: Plan
     ) -> torch.Tensor:
-        spec, constants = kv.spec, self._constants(kv)
+        spec, shape, constants = kv.spec, plan.shape, self._constants(kv)
         out = torch.empty((qkv.shape[0], spec.num_heads * spec.head_size), dtype=qkv.dtype, device=qkv.device)
         work = plan.workspace
         launch(
             packed_decode_kernel,
-            (plan.decoding, spec.num_kv_heads, plan.splits),
+            (plan.decoding, spec.num_kv_heads, shape.splits),
             qkv,
             kv.key,
             kv.value,
@@ -214,34 +155,17 @@ class TritonPagedAttention(Attention):
             qkv.shape[0],
             NORM=prologue.q_norm is not None,
             ROWS=max(triton.next_power_of_2(constants["GROUP"] + 1), 16),
-            TILE=64 if spec.head_size <= 128 else 32,
-            SPLITS=plan.splits,
+            TILE=shape.tile,
+            STAGES=shape.stages,
+            SPLITS=shape.splits,
+            num_warps=shape.warps,
             **constants,
             **launch_options(self._pdl),
         )
         return out
 
-    def _workspace(self, splits: int, tokens: int) -> Workspace | None:
-        if splits == 1:
-            return None
-        layers, device = self.spec.layers, self.spec.device
-        heads = splits * tokens * max(layer.num_heads for layer in layers)
-        size = splits * tokens * max(layer.num_heads * layer.head_size for layer in layers)
-        return Workspace(
-            partial=torch.empty(size, dtype=torch.float32, device=device),
-            lse=torch.empty(heads, dtype=torch.float32, device=device),
-            arrived=torch.zeros(tokens * max(layer.num_kv_heads for layer in layers), dtype=torch.int32, device=device),
-        )
-
-    def _splits(self, batch: Batch, programs: int) -> int:
-        """Enough parts to fill the GPU, but none shorter than a tile of keys."""
-        if self.options.splits:
-            return self.options.splits
-        wanted = min(self._programs // programs, -(-batch.max_seq_len // 128), MAX_SPLITS)
-        return 1 << max(wanted, 1).bit_length() - 1
-
     def _decode(self, q: torch.Tensor, kv: LayerKV, batch: Batch, plan: Plan, out: torch.Tensor) -> None:
-        spec, splits = kv.spec, plan.splits
+        spec, shape, splits = kv.spec, plan.shape, plan.shape.splits
         tokens, heads, size = q.shape
         partial, lse = (out, out) if plan.workspace is None else (plan.workspace.partial, plan.workspace.lse)
         requests = batch.seq_lens if plan.requests is None else plan.requests
@@ -258,8 +182,10 @@ class TritonPagedAttention(Attention):
             tokens,
             ALL=plan.requests is None,
             GROUP_PAD=max(triton.next_power_of_2(heads // spec.num_kv_heads), 16),
-            TILE=64 if size <= 128 else 32,
+            TILE=shape.tile,
+            STAGES=shape.stages,
             SPLITS=splits,
+            num_warps=shape.warps,
             **self._constants(kv),
         )
         if splits > 1:
@@ -335,11 +261,3 @@ def _tensors(prologue: Prologue) -> tuple[torch.Tensor, ...]:
 def interpreted() -> bool:
     """Whether Triton kernels run in its interpreter (decided when triton was imported)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-def _tiles(requests: IntArray, query_lens: IntArray, queries: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """`[tiles, 2]` int32: each request's query tokens cut into tiles of `queries`, longest work first is not needed."""
-    counts = -(-query_lens // queries)
-    owner = np.repeat(np.arange(len(requests)), counts)
-    nth = np.arange(len(owner)) - np.repeat(counts.cumsum() - counts, counts)
-    return np.stack((requests[owner], nth * queries), axis=1).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Small kernels between projections of larger batches: add up, add the residual, normalise; and SiLU.
+"""Small kernels around projections: embed; add up, add the residual, normalise; SiLU.
 
 The norm's weight is folded into the next projection, so what is left of RMSNorm is a division.
 """
@@ -9,6 +9,24 @@ import triton
 import triton.language as tl
 
 from nanofw.pdl import begin, wait
+
+
+@triton.jit
+def embed_kernel(
+    token_ids_ptr,  # [T]
+    table_ptr,  # [V, K]
+    out_ptr,  # [T, K]
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One token's row, in blocks."""
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wait(PDL)
+    token = tl.load(token_ids_ptr + row)
+    tl.store(out_ptr + row * K + k, tl.load(table_ptr + token * K + k, mask=k < K), mask=k < K)
 
 
 @triton.jit

@@ -32,6 +32,7 @@ def slab_kernel(
     SLICES: tl.constexpr,  # of K, one a warp
     KC: tl.constexpr,  # elements of K a slice and chunk
     CHUNKS: tl.constexpr,
+    EVEN: tl.constexpr,  # slabs and slices divide N and K without rest
     NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
@@ -48,19 +49,29 @@ def slab_kernel(
     up = ()
     for chunk in tl.static_range(CHUNKS):
         k = chunk * SLICES * KC + slice_k + k_inner[None, None, :]
-        mask = (k < K) & (n < N)[None, :, None]
-        w = w + (tl.load(w_ptr + w_row + k, mask=mask, other=0.0),)
-        if GATED:
-            up = up + (tl.load(w_ptr + w_row + N * K + k, mask=mask, other=0.0),)
+        if EVEN:
+            w = w + (tl.load(w_ptr + w_row + k),)
+            if GATED:
+                up = up + (tl.load(w_ptr + w_row + N * K + k),)
+        else:
+            mask = (k < K) & (n < N)[None, :, None]
+            w = w + (tl.load(w_ptr + w_row + k, mask=mask, other=0.0),)
+            if GATED:
+                up = up + (tl.load(w_ptr + w_row + N * K + k, mask=mask, other=0.0),)
+    row = tl.arange(0, ROWS)
+    out_mask = (n < N)[:, None] & (row < rows)[None, :]
+    out_at = row[None, :] * N + n[:, None]
     wait(PDL)
 
-    row = tl.arange(0, ROWS)
+    if RESIDUAL:
+        residual = tl.load(residual_ptr + out_at, mask=out_mask, other=0.0)
     acc = tl.zeros([SLICES, BN, ROWS], tl.float32)
     acc_up = tl.zeros([SLICES, BN, ROWS], tl.float32)
     squares = tl.zeros([SLICES, ROWS], tl.float32)
     for chunk in tl.static_range(CHUNKS):
         k = chunk * SLICES * KC + slice_k + k_inner[None, :, None]
-        x = tl.load(x_ptr + row[None, None, :] * K + k, mask=(k < K) & (row < rows)[None, None, :], other=0.0)
+        real = (row < rows)[None, None, :] if EVEN else (k < K) & (row < rows)[None, None, :]
+        x = tl.load(x_ptr + row[None, None, :] * K + k, mask=real, other=0.0)
         acc = tl.dot(w[chunk], x, acc, input_precision=PRECISION)
         if GATED:
             acc_up = tl.dot(up[chunk], x, acc_up, input_precision=PRECISION)
@@ -77,8 +88,6 @@ def slab_kernel(
         if NORM:
             second = second * scale[None, :]
         result = result / (1.0 + tl.exp(-result)) * second
-    mask = (n < N)[:, None] & (row < rows)[None, :]
-    at = row[None, :] * N + n[:, None]
     if RESIDUAL:
-        result += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=mask)
+        result += residual.to(tl.float32)
+    tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=out_mask)

@@ -48,6 +48,7 @@ def decode_kernel(
     SIZE: tl.constexpr,  # D
     SIZE_PAD: tl.constexpr,
     TILE: tl.constexpr,  # keys a loop turn
+    STAGES: tl.constexpr,  # loop turns in flight
     SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     SOFT_CAP: tl.constexpr,  # 0: none
@@ -73,7 +74,7 @@ def decode_kernel(
     top = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, SIZE_PAD], tl.float32)
-    for base in range(start, end, TILE):
+    for base in tl.range(start, end, TILE, num_stages=STAGES):
         position = base + tl.arange(0, TILE)
         inside = position < end
         block = tl.load(table_ptr + request.to(tl.int64) * table_stride + position // BLOCK_SIZE, mask=inside, other=0)

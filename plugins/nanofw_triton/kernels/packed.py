@@ -49,6 +49,7 @@ def packed_decode_kernel(
     SIZE: tl.constexpr,  # D
     SIZE_PAD: tl.constexpr,
     TILE: tl.constexpr,  # keys a loop turn
+    STAGES: tl.constexpr,  # loop turns in flight
     SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     SOFT_CAP: tl.constexpr,  # 0: none
@@ -120,7 +121,7 @@ def packed_decode_kernel(
 
     if start < end:
         top, total, acc = _attend(q, k, v, start, end, top, total, acc, scale, TILE, SOFT_CAP, PRECISION)
-    for base in range(start + TILE, end, TILE):
+    for base in tl.range(start + TILE, end, TILE, num_stages=STAGES):
         k_at, loaded = _locate(
             table, base, end, kv_head, kv_stride_block, kv_stride_slot, kv_stride_h, BLOCK_SIZE, TILE
         )
