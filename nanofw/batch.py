@@ -59,6 +59,23 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """Prompt tokens of a step whose log-probabilities are wanted. Arrays on the host, `[P]` each.
+
+    Attributes:
+        at: where in the packed dimension the logits are that tell them, those of the token before.
+        rows, positions: which tokens they are. targets: their ids.
+        top: most likely tokens to report beside each.
+    """
+
+    at: IntArray
+    rows: IntArray
+    positions: IntArray
+    targets: IntArray
+    top: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """One step for all its requests, planned on the host. All arrays are numpy, packed in the order of `rows`.
 
@@ -73,7 +90,9 @@ class Step:
         feeds: `[F]` which requests' only token is the one sampled last for their row, known to the device alone.
         emits: `[B]` bool, the sampled token counts; False while a prompt is only part-way through.
         sampling: how to choose the tokens, or None where every row takes the arg-max and nobody asked for logprobs.
-        max_query_len, max_seq_len: upper bounds of the lengths, exact here.
+        scoring: prompt tokens whose log-probabilities are wanted, or None.
+        max_query_len, max_seq_len: upper bounds of the lengths, exact here; but a step with `scoring` is never one of
+            plain decode, and says 2 at least.
     """
 
     rows: IntArray
@@ -85,6 +104,7 @@ class Step:
     feeds: IntArray
     emits: np.ndarray[Any, np.dtype[np.bool_]]
     sampling: Sampling | None
+    scoring: Scoring | None
     num_tokens: int
     max_query_len: int
     max_seq_len: int
@@ -134,7 +154,8 @@ class Batch:
         slot_mapping: `[T]` int64, where each token's K and V go: `block * BS + offset`; -1 means nowhere.
         cu_seqlens_q: `[B+1]` int32. seq_lens: `[B]` int32, context *including* this step's tokens.
         block_table: `[B, M]` int32, tails filled with the null block.
-        logits_indices: `[B]` int64, each request's last token in the packed dimension.
+        logits_indices: `[B]` int64, each request's last token in the packed dimension; more may follow, whose logits
+            are wanted too.
         max_query_len, max_seq_len: declared upper bounds, host integers.
         query_lens_host, seq_lens_host: `[B]` numpy int64: lengths for code that branches on them; reading these
             never waits for the device.
@@ -243,6 +264,7 @@ def pack(
     np.subtract(ends, 1, out=wide[3 * tokens :])
 
     columns = min(-(-max_seq_len // block_size), block_table.shape[1])
+    scoring = _scoring(table, owner, positions) if table.scored[rows].any() else None
     narrow = np.empty(2 * requests + 1 + requests * columns, dtype=np.int32)
     narrow[0] = 0
     narrow[1 : requests + 1] = ends
@@ -258,10 +280,20 @@ def pack(
         feeds=(seq_lens > table.known[rows]).nonzero()[0],
         emits=seq_lens == table.length[rows],
         sampling=_sampling(table, rows, seq_lens) if table.num_choosy else None,
+        scoring=scoring,
         num_tokens=tokens,
-        max_query_len=max_query_len,
+        max_query_len=max_query_len if scoring is None else max(max_query_len, 2),
         max_seq_len=max_seq_len,
     )
+
+
+def _scoring(table: RequestTable, owner: IntArray, positions: IntArray) -> Scoring | None:
+    at = (table.scored[owner] & (positions + 1 < table.prompt[owner])).nonzero()[0]
+    if not len(at):
+        return None
+    rows, following = owner[at], positions[at] + 1
+    top = max(request.params.prompt_logprobs for request in table.requests[np.unique(rows)])
+    return Scoring(at, rows, following, table.tokens[rows, following].astype(np.int64), top)
 
 
 def _sampling(table: RequestTable, rows: IntArray, position: IntArray) -> Sampling | None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nanofw.batch import Step, pack
 from nanofw.blame import blame
 from nanofw.errors import EngineError, RequestError
@@ -22,9 +24,10 @@ from nanofw.request import FinishReason, Request, RequestOutput, SamplingParams
 from nanofw.scheduler import Schedule, Scheduler
 
 if TYPE_CHECKING:
+    from nanofw.batch import Scoring
     from nanofw.kv_cache import KVCache
-    from nanofw.runner import Pending, Runner
-    from nanofw.table import RequestTable, TokenIds
+    from nanofw.runner import HostSampled, Pending, Runner
+    from nanofw.table import IntArray, RequestTable, TokenIds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,6 +209,8 @@ class Engine:
         sampled, step, table = flight.pending.wait(), flight.step, self.table
         live = table.ticket[step.rows] == step.tickets  # the others ended or were put back while the step ran
         self.kv_cache.commit(step.rows[live], step.seq_lens[live], self._tokens_of)
+        if step.scoring is not None and sampled.scores is not None:
+            self._score(step.scoring, sampled.scores, step.rows[live])
         counts = (live & step.emits).nonzero()[0]
         rows, tokens = step.rows[counts], sampled.tokens[counts]
         known = table.known[rows]
@@ -232,6 +237,14 @@ class Engine:
                 self._ready.append(RequestOutput.of(request))
         self.scheduler.update(finished)
         self._after(flight, len(rows))
+
+    def _score(self, scoring: Scoring, scores: HostSampled, live: IntArray) -> None:
+        """Hand prompt log-probabilities to their requests; those of a prompt computed again are there already."""
+        for i in np.isin(scoring.rows, live).nonzero()[0]:
+            request = self.table.requests[scoring.rows[i]]
+            if len(request.prompt_logprobs) == scoring.positions[i]:
+                request.prompt_logprobs.append(scores.logprob(int(i), request.params.prompt_logprobs))
+        self.table.scored[live] = [request.scored for request in self.table.requests[live]]
 
     def _release(self, request: Request) -> None:
         """Give back the request's row and blocks, if it has them."""

@@ -34,6 +34,8 @@ class SamplingParams:
         stop_token_ids: end at one of these ids; the id stays in `token_ids` and leaves no text.
         ignore_eos: do not end at the model's own end-of-sequence ids.
         logprobs: report this many most likely tokens at each position, and the chosen one; None reports nothing.
+        prompt_logprobs: likewise for each token of the prompt but the first, given those before it. The whole prompt is
+            computed then, whatever a cache holds of it.
         skip_special_tokens: leave special tokens out of the text.
     """
 
@@ -49,6 +51,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] | list[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -69,7 +72,10 @@ class SamplingParams:
                 f"0 to {self.max_tokens} (max_tokens)",
             ),
             ("stop", stop, all(stop), "non-empty strings"),
-            ("logprobs", self.logprobs, self.logprobs is None or self.logprobs >= 0, "None or >= 0"),
+            *(
+                (name, value, value is None or value >= 0, "None or >= 0")
+                for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs))
+            ),
         )
         for name, value, ok, allowed in checks:
             if not ok:
@@ -104,6 +110,7 @@ class Request:
         limit: most tokens, prompt included, this request may reach; `limit_reason` says what set it.
         row: its row in the `RequestTable` while it runs, else -1.
         stream: whether every step that yields a token yields a `RequestOutput`.
+        prompt_logprobs: those that have been computed, of the first tokens of the prompt; none of the very first.
         told: characters of its text that outputs have reported.
         number: counts requests as they arrive.
         index: which of the n samples it is. samples: all n of them, if n > 1; unborn: those that have not begun.
@@ -121,6 +128,7 @@ class Request:
     detokenizer: Detokenizer | None = None
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] = field(default_factory=lambda: [None])
     row: int = -1
     cached_tokens: int = 0
     preemptions: int = 0
@@ -130,6 +138,12 @@ class Request:
     index: int = 0
     samples: list[Request] = field(default_factory=list)
     unborn: list[Request] = field(default_factory=list)
+
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed. The leader does it for all samples."""
+        wanted = self.params.prompt_logprobs is not None and self.leader is self
+        return wanted and len(self.prompt_logprobs) < len(self.prompt_ids)
 
     @property
     def leader(self) -> Request:
@@ -226,6 +240,8 @@ class RequestOutput:
 
     Attributes:
         finished: the request has ended, all samples of it.
+        prompt_logprobs: of each prompt token, None of the first; complete when the first token comes. None if nobody
+            asked.
         delta: text that is new since the last output; the deltas of a request, or of each sample, join to its final
             text. The output that holds all of several samples brings nothing new.
         cached_tokens: prompt tokens whose K and V were already in the cache.
@@ -238,6 +254,7 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool
     delta: str = ""
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
     cached_tokens: int = 0
     preemptions: int = 0
 
@@ -254,6 +271,7 @@ class RequestOutput:
 
     @classmethod
     def _of(cls, request: Request, samples: Sequence[Request], finished: bool, delta: str) -> RequestOutput:
+        wanted = request.params.prompt_logprobs
         return cls(
             request_id=request.id,
             prompt=request.prompt,
@@ -261,6 +279,7 @@ class RequestOutput:
             outputs=tuple(CompletionOutput.of(sample) for sample in samples),
             finished=finished,
             delta=delta,
+            prompt_logprobs=None if wanted is None else tuple(request.leader.prompt_logprobs),
             cached_tokens=request.leader.cached_tokens,
             preemptions=sum(sample.preemptions for sample in samples),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,26 +12,32 @@ from nanofw.batch import Batch
 from nanofw.component import Component
 from nanofw.errors import EngineError
 from nanofw.request import Logprob
+from nanofw.sampler import Sampled
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from nanofw.attention import Attention
-    from nanofw.batch import Step
+    from nanofw.batch import Scoring, Step
     from nanofw.kv_cache import KVCache
     from nanofw.model import Model
-    from nanofw.sampler import Sampled, Sampler
+    from nanofw.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostSampled:
-    """A step's tokens on the host: numpy arrays shaped like `Sampled`."""
+    """A step's tokens on the host: numpy arrays shaped like `Sampled`.
+
+    Attributes:
+        scores: the same of the prompt tokens that `step.scoring` names, where it does.
+    """
 
     tokens: npt.NDArray[np.int64]
     logprobs: npt.NDArray[np.float32] | None = None
     top_ids: npt.NDArray[np.int64] | None = None
     top_logprobs: npt.NDArray[np.float32] | None = None
+    scores: HostSampled | None = None
 
     def logprob(self, index: int, wanted: int) -> Logprob:
         """The log-probabilities of row `index`, with the `wanted` likeliest tokens."""
@@ -54,9 +60,11 @@ class OnDevice(Pending):
 
     Args:
         sampled: the step's tokens; not kept beyond the copy on a GPU.
+        scores: the same of prompt tokens.
     """
 
-    def __init__(self, sampled: Sampled) -> None:
+    def __init__(self, sampled: Sampled, scores: Sampled | None = None) -> None:
+        self._scores = OnDevice(scores) if scores is not None else None
         fields = [sampled.tokens]
         if sampled.logprobs is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             fields += [sampled.logprobs, sampled.top_ids, sampled.top_logprobs]
@@ -71,7 +79,9 @@ class OnDevice(Pending):
         """Wait for the event, on a GPU."""
         if self._event is not None:
             self._event.synchronize()
-        return HostSampled(*(t.cpu().numpy() for t in self._host))
+        arrays: list[Any] = [t.cpu().numpy() for t in self._host]
+        host = HostSampled(*arrays)
+        return host if self._scores is None else replace(host, scores=self._scores.wait())
 
 
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,12 +139,16 @@ class Runner(Component):
         parts = self.parts
         batch = Batch.from_step(step, parts.device, last_token)
         batch = batch.with_plan(parts.attention.plan(batch))
+        if step.scoring is not None:
+            at = torch.from_numpy(step.scoring.at).to(parts.device, non_blocking=True)
+            batch = replace(batch, logits_indices=torch.cat((batch.logits_indices, at)))
         logits = parts.model.forward(batch, parts.attention, parts.kv_cache.layers)
+        logits, prompt_logits = logits.split_with_sizes((step.num_requests, logits.shape[0] - step.num_requests))
         sampling = step.sampling.to(parts.device) if step.sampling is not None else None
         sampled = parts.sampler.sample(logits, sampling)
         rows = torch.from_numpy(step.rows).to(parts.device, non_blocking=True)
         last_token.index_copy_(0, rows, sampled.tokens)
-        return OnDevice(sampled)
+        return OnDevice(sampled, score(prompt_logits, step.scoring) if step.scoring is not None else None)
 
     def warm_up(self) -> None:
         """Do before the first step what should not be paid for by it: compile, capture."""
@@ -142,3 +156,11 @@ class Runner(Component):
     @abstractmethod
     def submit(self, step: Step) -> Pending:
         """Start a step and return without waiting for it, where the device allows that."""
+
+
+def score(logits: torch.Tensor, scoring: Scoring) -> Sampled:
+    """Log-probabilities of the tokens that are there. Args: logits `[P, V]`, any floating type."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    targets = torch.from_numpy(scoring.targets).to(logits.device, non_blocking=True)
+    top = logprobs.topk(min(scoring.top, logits.shape[-1]), dim=-1)
+    return Sampled(targets, logprobs.gather(-1, targets[:, None])[:, 0], top.indices, top.values)

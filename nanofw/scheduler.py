@@ -81,7 +81,9 @@ class Scheduler(Component):
         fresh = leader is not request and not request.output_ids
         if fresh and leader.row >= 0 and self.table.computed[leader.row] >= known - 1:  # it may have been put back
             cached = self.kv_cache.fork(leader.row, row, known - 1)
-        cached = cached or self.kv_cache.match_prefix(row, self.table.tokens[row, :known])
+        if not cached:  # a prompt whose logits are wanted is computed from its first token on
+            offered = 1 if self.table.scored[row] else known
+            cached = self.kv_cache.match_prefix(row, self.table.tokens[row, :offered])
         self.table.computed[row] = cached
         if not request.preemptions:
             request.cached_tokens = cached

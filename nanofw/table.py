@@ -33,24 +33,26 @@ class RequestTable:
         length: tokens that exist or are promised, prompt included.
         known: tokens whose values are in `tokens`.
         computed: tokens whose K and V are in the cache or will be once the steps in flight have run.
-        least: length from which the request may stop.
+        prompt: length of the prompt. least: length from which the request may stop.
         last: `computed` at which the request has nothing left to do: its final token needs no K and V.
         ticket: changes each time a row changes hands; a result for an old ticket is dropped.
         tokens: `[rows, max_len]` int32, token values.
         stop_ids: `[rows, K]` int64, ids that end the request, padded with -1.
         temperature, top_k, top_p, seed, logprobs: sampling parameters (`logprobs` -1: none).
+        scored: the prompt's log-probabilities are wanted and not there yet.
         num_choosy: running requests that are not plain greedy (a number, not an array).
         watched: rows whose tokens are looked at one by one (streams, stop strings, logprobs).
     """
 
     def __init__(self, rows: int, max_len: int) -> None:
         self.rows, self.max_len = rows, max_len
-        self.length, self.known, self.computed, self.least, self.last = np.zeros((5, rows), dtype=np.int64)
+        self.length, self.known, self.computed, self.last = np.zeros((4, rows), dtype=np.int64)
+        self.prompt, self.least = np.zeros((2, rows), dtype=np.int64)
         self.ticket, self.top_k, self.seed = np.zeros((3, rows), dtype=np.int64)
         self.temperature = np.zeros(rows, dtype=np.float32)
         self.top_p = np.ones(rows, dtype=np.float32)
         self.logprobs = np.full(rows, -1, dtype=np.int64)
-        self.watched = np.zeros(rows, dtype=bool)
+        self.watched, self.scored = np.zeros((2, rows), dtype=bool)
         self.tokens = np.empty((rows, max_len), dtype=np.int32)
         self.stop_ids = np.full((rows, 4), -1, dtype=np.int64)
         self.requests = np.full(rows, None, dtype=object)
@@ -75,12 +77,13 @@ class RequestTable:
         self.tokens[row, len(request.prompt_ids) : size] = request.output_ids
         self.length[row] = self.known[row] = size
         self.computed[row] = 0
+        self.prompt[row] = len(request.prompt_ids)
         self.least[row] = len(request.prompt_ids) + params.min_tokens
         self.last[row] = request.limit - 1
         self.temperature[row], self.top_k[row], self.top_p[row] = params.temperature, params.top_k, params.top_p
         self.seed[row] = request.seed
         self.logprobs[row] = -1 if params.logprobs is None else params.logprobs
-        self.watched[row] = request.watched
+        self.watched[row], self.scored[row] = request.watched, request.scored
         if len(request.stop_ids) > self.stop_ids.shape[1]:
             grown = np.full((self.rows, len(request.stop_ids)), -1, dtype=np.int64)
             grown[:, : self.stop_ids.shape[1]] = self.stop_ids

@@ -24,6 +24,7 @@ from nanofw.errors import RequestError
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens=5 is out of range: it must be 0 to 4"),
         ({"stop": ["x", ""]}, "must be non-empty strings"),
         ({"stop": ""}, "must be non-empty strings"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs=-1 is out of range: it must be None or >= 0"),
         ({"logprobs": -1}, "logprobs=-1 is out of range: it must be None or >= 0"),
     ],
 )

@@ -64,6 +64,9 @@ class Ledger:
             expected = self.unfinished[name]
             assert output.finished or expected.stream, f"request {name}: reported, and nobody listens"
             assert len(output.outputs) == (len(expected.tokens) if output.finished else 1), f"request {name}: samples"
+            if output.prompt_logprobs is not None and any(completion.token_ids for completion in output.outputs):
+                known = [entry.token_id for entry in output.prompt_logprobs if entry is not None]
+                assert known == list(output.prompt_token_ids[1:]), f"request {name}: prompt log-probabilities"
             for completion in output.outputs:
                 self._look(name, expected, completion, output.finished)
             if output.finished:

@@ -91,10 +91,11 @@ class ContextModel(NullModel):
         attention.write_kv(marks[0, :, None, None], marks[1, :, None, None], layer, batch)
         table = batch.block_table.long()
         width = min(table.shape[1] * layer.block_size, self._weights.shape[1])
+        owner = torch.searchsorted(batch.cu_seqlens_q, batch.logits_indices.int(), right=True) - 1
+        position = batch.positions[batch.logits_indices]
         keys, values = (t[table].flatten(1)[:, :width].long() for t in (layer.key, layer.value))
-        seen = torch.arange(width, device=keys.device) < batch.seq_lens[:, None]
         terms = keys * self._weights[0, :width] + values * self._weights[1, :width]
-        return self._logits.index_select(0, _choice((terms * seen).sum(dim=1)))
+        return self._logits.index_select(0, _choice(terms.cumsum(dim=1)[owner, position.clamp(max=width - 1)]))
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that must follow `prompt` at temperature 0."""

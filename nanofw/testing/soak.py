@@ -107,6 +107,7 @@ class Soak:
             min_tokens=least,
             ignore_eos=self._chance(0.5),
             logprobs=2 if self._chance(0.05) else None,
+            prompt_logprobs=1 if self._chance(0.05) else None,
         )
         name = next(str(i) for i in range(self.waiting + 1) if str(i) not in self.ledger.unfinished)
         self.ledger.add(name, tokens, params, stream=self._chance(0.5))

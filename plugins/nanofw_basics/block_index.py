@@ -37,7 +37,12 @@ class BlockIndex:
         return int(self._serial[block])
 
     def publish(self, block: int, parent: int, tokens: Tokens) -> int:
-        """Publish a block, unless there is one of this content. Returns the one that is published."""
+        """Publish a block, unless it is, or there is one of this content. Returns the one that is published.
+
+        A fork comes by blocks of its source that are published already, perhaps after a block that was forgotten since.
+        """
+        if self._serial[block]:
+            return block
         content = tokens.tobytes()
         bucket = self._bucket(parent, content)
         if found := self._find(bucket, parent, content):
@@ -67,8 +72,16 @@ class BlockIndex:
         self._buckets[:] = NULL_BLOCK
 
     def check_integrity(self) -> None:
-        """Each published block is found under its content."""
-        for block in self._serial.nonzero()[0].tolist():
+        """Each published block is in one chain, once, and found under its content; no other block is in any."""
+        published = self._serial.nonzero()[0].tolist()
+        chained: list[int] = []
+        for head in self._buckets[self._buckets != NULL_BLOCK].tolist():
+            block = head
+            while block != NULL_BLOCK and len(chained) <= len(published):
+                chained.append(block)
+                block = int(self._chain[block])
+        assert sorted(chained) == published, f"blocks {sorted(chained)} are chained, and {published} are published"
+        for block in published:
             found = self.find(int(self._parent[block]), self._tokens[block])
             assert found == block, f"block {block} is published, and {found} is found in its place"
 

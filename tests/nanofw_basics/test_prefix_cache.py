@@ -193,6 +193,28 @@ def test_twins_computed_at_once(cache):
     cache.check_integrity()
 
 
+def test_a_fork_of_blocks_whose_beginning_was_forgotten(cache):
+    """Block B of the source was published after a twin of its block A, which is gone: it is not published again."""
+    held(cache, 0, A)
+    cache.match_prefix(1, A)
+    cache.allocate(np.array([1]), np.array([9]))
+    cache.commit(np.array([1]), np.array([8]), lambda _: A + B)  # A is the twin's, B is its own
+    cache.free(0)
+    held(cache, 0, [7] * 20)
+    cache.free(0)  # the twin's A was needed
+    assert cache.match_prefix(2, A + B + C) == 0
+    cache.free(2)
+    assert cache.fork(1, 2, 8) == 8
+    assert cache.allocate(np.array([2]), np.array([12]))
+    cache.commit(np.array([2]), np.array([12]), lambda _: A + B + C)
+    cache.check_integrity()
+    assert begin(cache, 3, [*A, 1]) == 4
+    cache.free(1)
+    cache.free(2)
+    held(cache, 0, [7] * 32)
+    cache.check_integrity()
+
+
 def test_the_least_recently_used_is_forgotten_first(cache):
     """And of one request the last block before the first, so that what is left can still be found."""
     held(cache, 0, A + B)
