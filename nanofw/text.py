@@ -56,13 +56,15 @@ class Detokenizer:
 
     def finish(self) -> str:
         """No more tokens will come: returns the rest of the text, unfinished characters as replacement marks."""
-        if not self.stopped:
+        if not self.stopped and self._read < len(self._ids):
             before = self._decode(self._window, self._read)
             self._append(self._decode(self._window, len(self._ids))[len(before) :])
             self._read = len(self._ids)
         return self._show(0)
 
     def _decode(self, start: int, end: int) -> str:
+        if start == end:
+            return ""
         return str(self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip))
 
     def _append(self, new: str, may_stop: bool = True) -> None:

@@ -142,3 +142,17 @@ def test_stop_strings_of_any_kind(byte_tokenizer, ids_of):
             assert shown == text
 
     check()
+
+
+def test_a_text_read_at_once_is_decoded_once():
+    class Counting:
+        decoded = 0
+
+        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+            self.decoded += len(ids)
+            return bytes(ids).decode()
+
+    tokenizer = Counting()
+    text = Detokenizer(tokenizer)
+    assert text.add(list(b"hello there")) + text.finish() == "hello there"
+    assert tokenizer.decoded == len(b"hello there")
