@@ -5,6 +5,7 @@ Triton's own launch hook is silent in its interpreter; this seam is not.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,3 +31,17 @@ def counting() -> Iterator[list[str]]:
         yield _counter.get() or []
     finally:
         _counter.reset(token)
+
+
+def interpreted() -> bool:
+    """Whether Triton kernels run in its interpreter (decided when triton was imported)."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def no_triton() -> str | None:
+    """Why Triton kernels cannot run on this machine, or None: what a plugin made of them answers as `unavailable`."""
+    import torch
+
+    if torch.cuda.is_available() or interpreted():
+        return None
+    return "needs an NVIDIA GPU, or Triton's interpreter for tests (TRITON_INTERPRET=1 before starting)"

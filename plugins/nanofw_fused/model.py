@@ -16,6 +16,7 @@ import torch
 from nanofw.attention import Attention
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV
+from nanofw.launch import no_triton
 from nanofw.model import Model, ModelSpec
 from nanofw.pdl import available
 from nanofw.weights import ModelSource
@@ -26,6 +27,11 @@ from nanofw_fused.routes import Projection, Tile, routes_for
 
 class FusedModel(Model):
     """Qwen3, Llama and SmolLM2 checkpoints, any floating dtype."""
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Needs Triton."""
+        return no_triton()
 
     def __init__(self, source: ModelSource, dtype: torch.dtype, device: torch.device, options: Any) -> None:
         self.options = options
@@ -98,8 +104,8 @@ class FusedModel(Model):
         return torch.mm(x, weight.t()) if tile.route == "cublas" else self._project.tiled(x, weight, tile)
 
     def _logits(self, hidden: torch.Tensor, parts: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        weights, rows = self.weights, batch.num_requests
-        if batch.num_tokens != rows:  # a prefill: only each request's last token has logits
+        weights, rows = self.weights, batch.logits_indices.shape[0]
+        if batch.max_query_len > 1 or rows != batch.num_tokens:  # only some tokens have logits
             hidden = hidden[batch.logits_indices]
             if parts is not None:
                 parts = parts[..., batch.logits_indices, :]

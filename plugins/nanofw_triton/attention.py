@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import triton
 from nanofw.attention import Attention, AttentionSpec, Capabilities, Prologue
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV
-from nanofw.launch import launch
+from nanofw.launch import interpreted, launch, no_triton
 from nanofw.pdl import available, launch_options
 from nanofw_triton.kernels.decode import decode_kernel, merge_kernel
 from nanofw_triton.kernels.packed import packed_decode_kernel, prologue_kernel
@@ -43,6 +42,11 @@ class TritonPagedAttention(Attention):
         graphs=True,
         reads_padding=False,
     )
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Needs Triton."""
+        return no_triton()
 
     @classmethod
     def validate(cls, spec: AttentionSpec) -> list[str]:
@@ -256,8 +260,3 @@ def _tensors(prologue: Prologue) -> tuple[torch.Tensor, ...]:
     """Its tensors in the order of the kernels; without norms, any tensor stands in for their weights."""
     q_norm = prologue.cos if prologue.q_norm is None else prologue.q_norm
     return prologue.cos, prologue.sin, q_norm, prologue.cos if prologue.k_norm is None else prologue.k_norm
-
-
-def interpreted() -> bool:
-    """Whether Triton kernels run in its interpreter (decided when triton was imported)."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"

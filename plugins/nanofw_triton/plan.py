@@ -82,9 +82,9 @@ def make_plan(spec: AttentionSpec, batch: Batch, splits: int, multiprocessors: i
     programs = max(len(single), 1) * spec.layers[0].num_kv_heads
     shape = decode_shape(programs, batch.max_seq_len, spec.layers[0].head_size, splits, multiprocessors)
     workspace = make_workspace(spec, shape.splits, batch.num_tokens)
-    if batch.max_query_len == 1:
-        return Plan(batch.num_requests, None, shape, workspace)
     many = np.flatnonzero(query_lens > 1)
+    if not len(many):
+        return Plan(batch.num_requests, None, shape, workspace)
     group = max(layer.num_heads // layer.num_kv_heads for layer in spec.layers)
     queries = max(triton.next_power_of_2(128 // group), 1) if batch.max_query_len > 16 else max(64 // group, 1)
     return Plan(

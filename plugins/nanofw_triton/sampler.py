@@ -7,7 +7,7 @@ import triton
 
 from nanofw import draw
 from nanofw.batch import Sampling
-from nanofw.launch import launch
+from nanofw.launch import launch, no_triton
 from nanofw.sampler import Sampled, Sampler
 from nanofw_triton.kernels.sample import choose_kernel, chunk_kernel
 
@@ -16,6 +16,11 @@ CHUNK = 4096
 
 class TritonSampler(Sampler):
     """The tokens of the default sampler, but for rounding at the edge between two tokens."""
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Needs Triton."""
+        return no_triton()
 
     def sample(self, logits: torch.Tensor, sampling: Sampling | None) -> Sampled:
         """Choose tokens; see the contract."""
