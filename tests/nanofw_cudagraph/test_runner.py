@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("triton")
+
 from nanofw import PluginHost, SamplingParams
 
 GRAPH = {"attention": "triton-paged", "runner": "cuda-graph"}

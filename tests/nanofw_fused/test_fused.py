@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("triton")
+
 from nanofw import LLM, PluginHost, SamplingParams
 from nanofw.errors import PluginError
 from nanofw_fused.routes import ROUTES, routes_for

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from nanofw.attention import AttentionSpec, Prologue
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV, LayerSpec

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from nanofw import draw
 from nanofw.batch import Sampling
 from nanofw_triton.sampler import TritonSampler
