@@ -49,7 +49,11 @@ def draw(logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor) -> to
 
 
 def draw_truncated(logits: torch.Tensor, sampling: Sampling, u: torch.Tensor) -> torch.Tensor:
-    """Sort, cut the tail by rank (top-k) and by the mass that comes before a token (top-p), and draw."""
+    """Cut the tail by rank (top-k) and by the mass that comes before a token (top-p), and draw.
+
+    The draw runs over the vocabulary in its own order, as `draw` does: a row that cuts nothing gets the same token
+    whether or not another one does.
+    """
     ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     probs = _probabilities(ordered, sampling.temperature)
     rank = torch.arange(logits.shape[-1], device=logits.device)
@@ -57,9 +61,11 @@ def draw_truncated(logits: torch.Tensor, sampling: Sampling, u: torch.Tensor) ->
     probs = probs * (rank < top_k[:, None])
     # top-p counts the mass among the tokens that top-k has kept, as sampling from them would.
     before = probs.cumsum(dim=-1) - probs
-    keep = before < sampling.top_p[:, None] * probs.sum(dim=-1, keepdim=True)
+    keep = (probs > 0) & (before < sampling.top_p[:, None] * probs.sum(dim=-1, keepdim=True))
     keep[:, 0] = True
-    return ids.gather(-1, _invert(probs * keep, u)[:, None])[:, 0]
+    keep |= ((top_k >= logits.shape[-1]) & (sampling.top_p >= 1))[:, None]
+    kept = torch.empty_like(keep).scatter_(-1, ids, keep)
+    return _invert(_probabilities(logits, sampling.temperature) * kept, u)
 
 
 def uniform(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,78 @@
+"""The default sampler passes the conformance suite, and the suite finds planted faults (A9)."""
+
+import pytest
+import torch
+
+from nanofw import draw
+from nanofw.sampler import Sampled, Sampler
+from nanofw.testing.sampler_suite import SamplerSuite
+from nanofw_basics.sampler import DefaultSampler
+
+
+class TestDefaultSampler(SamplerSuite):
+    backend = DefaultSampler
+
+
+class HalfPrecision(Sampler):
+    """Divides by the temperature in the logits' own dtype."""
+
+    def sample(self, logits, sampling):
+        if sampling is None or sampling.greedy:
+            return draw.sample(logits, sampling)
+        scaled = logits / torch.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None].to(logits.dtype)
+        u = draw.uniform(sampling.seed, sampling.position)
+        drawn = draw.draw(scaled.float().nan_to_num(posinf=65504.0), torch.ones_like(sampling.temperature), u)
+        return Sampled(torch.where(sampling.temperature > 0, drawn, logits.argmax(-1)))
+
+
+class SharedStream(Sampler):
+    """Draws from one stream of random numbers for the whole batch."""
+
+    def sample(self, logits, sampling):
+        if sampling is None or sampling.greedy:
+            return draw.sample(logits, sampling)
+        u = torch.rand(len(logits), dtype=torch.float64)
+        return Sampled(draw.draw(logits.float(), sampling.temperature, u))
+
+
+class ForgetsPosition(Sampler):
+    """The same number at every position of a request."""
+
+    def sample(self, logits, sampling):
+        if sampling is not None:
+            sampling = sampling.__class__(
+                **{f: getattr(sampling, f) for f in sampling.__slots__}
+                | {"position": torch.zeros_like(sampling.position)}
+            )
+        return draw.sample(logits, sampling)
+
+
+class LastOfTies(Sampler):
+    """Takes the last of the largest."""
+
+    def sample(self, logits, sampling):
+        flipped = logits.flip(-1).argmax(-1)
+        return Sampled(logits.shape[-1] - 1 - flipped)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "check"),
+    [
+        (HalfPrecision, "test_tiny_temperatures"),
+        (SharedStream, "test_company"),
+        (ForgetsPosition, "test_draws_follow"),
+        (LastOfTies, "test_greedy"),
+    ],
+)
+def test_planted_faults_are_found(faulty, check):
+    class Suite(SamplerSuite):
+        backend = faulty
+
+    Suite.__test__ = False
+
+    def run():
+        for _, test in Suite.checks(check):
+            test()
+
+    with pytest.raises(AssertionError):
+        run()
