@@ -101,7 +101,7 @@ class WritesIntoShared(PrefixKVCache):
 @pytest.mark.parametrize("fault", [FullHits, PublishesEarly, IgnoresTheBeginning, TrustsHashes, WritesIntoShared])
 def test_the_suite_finds(fault):
     """Each by a random life of requests in the cache."""
-    suite = type("Suite", (TestPrefixKVCache,), {"backend": fault, "phases": (Phase.generate,), "max_examples": 200})()
+    suite = type("Suite", (TestPrefixKVCache,), {"backend": fault, "phases": (Phase.generate,), "max_examples": 2000})()
     with pytest.raises(Exception):  # noqa: B017, PT011 (how a broken cache ends is its own affair)
         suite.test_conservation(3)
 

@@ -111,7 +111,7 @@ FAULTS = [LosesTokens, Overspends, KeepsTheDead, DropsThePutBack, SkipsTokens, F
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("depth", [0, 1])
 def test_the_suite_finds(fault, depth):
-    suite = type("Suite", (SchedulerSuite,), {"backend": fault, "phases": (Phase.generate,), "max_examples": 60})()
+    suite = type("Suite", (SchedulerSuite,), {"backend": fault, "phases": (Phase.generate,), "max_examples": 2000})()
     with pytest.raises(Exception):  # noqa: B017, PT011 (how a broken scheduler ends is its own affair)
         suite.test_lives_of_requests(depth)
 
