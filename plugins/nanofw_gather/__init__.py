@@ -1,4 +1,4 @@
-"""Two attentions that gather K and V before they attend: in Python loops, and in one indexing operation."""
+"""Attentions that gather K and V before they attend: in Python loops, in one indexing operation, and fused after it."""
 
 import nanofw
 
@@ -7,6 +7,7 @@ nanofw_api = (1, 0)
 
 @nanofw.hookimpl
 def nanofw_register_attention(register):  # type: ignore[no-untyped-def]
-    """`naive-gather` and `vectorized-gather`."""
+    """`naive-gather`, `vectorized-gather` and `flash`."""
     register("naive-gather", "nanofw_gather.naive:NaiveGather")
     register("vectorized-gather", "nanofw_gather.vectorized:VectorizedGather")
+    register("flash", "nanofw_gather.flash:FlashGather")

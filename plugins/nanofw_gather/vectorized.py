@@ -41,6 +41,12 @@ class Group:
     query_pos: torch.Tensor
     beyond: torch.Tensor
 
+    def visible(self, window: int | None) -> torch.Tensor:
+        """`[b, Q, S]` bool: which keys each query sees, the last `window` up to its own."""
+        key_pos = torch.arange(self.beyond.shape[1], device=self.beyond.device)
+        seen = key_pos <= self.query_pos
+        return seen if window is None else seen & (key_pos > self.query_pos - window)
+
 
 class VectorizedGather(Attention):
     """One gather, one masked attention. Any ratio of heads, head size, window and soft cap."""
@@ -79,11 +85,11 @@ class VectorizedGather(Attention):
         out = torch.zeros_like(q)
         groups: list[Group] = batch.plan
         for group in groups:
-            attended = self._attend_group(q[group.tokens], kv, group)
+            attended = self.attend_group(q[group.tokens], kv, group)
             out[group.tokens.flatten()[group.real]] = attended.flatten(0, 1)[group.real]
         return out
 
-    def _attend_group(self, q: torch.Tensor, kv: LayerKV, group: Group) -> torch.Tensor:
+    def attend_group(self, q: torch.Tensor, kv: LayerKV, group: Group) -> torch.Tensor:
         """`q` `[b, Q, Hq, D]` to the same shape."""
         requests, queries, heads, size = q.shape
         kv_heads = kv.key.shape[2]
@@ -91,10 +97,7 @@ class VectorizedGather(Attention):
         v = kv.value[group.table].reshape(requests, -1, kv_heads, size)
         # Slots past a request's end may hold anything; a weight of 0 must not meet a NaN there.
         v = v.masked_fill(group.beyond[:, :, None, None], 0)
-        key_pos = torch.arange(k.shape[1], device=q.device)
-        hidden = key_pos > group.query_pos  # [b, Q, S]
-        if kv.spec.window is not None:
-            hidden = hidden | (key_pos <= group.query_pos - kv.spec.window)
+        hidden = ~group.visible(kv.spec.window)
         grouped = q.view(requests, queries, kv_heads, heads // kv_heads, size)
         scores = torch.einsum("bqhgd,bshd->bhgqs", grouped, k).float() * kv.spec.scale
         if kv.spec.soft_cap is not None:
