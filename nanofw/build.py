@@ -120,7 +120,8 @@ def build_engine(
     _refuse(chosen["runner"], runner_cls.validate(parts), "these plugins together")
     runner = runner_cls(parts, options["runner"])
     runner.warm_up()
-    plugins = {"model": _resolved(host.get("model", config.model_impl))}
+    built = {"attention": attention, "kv_cache": kv_cache, "scheduler": scheduler, "runner": runner, "sampler": sampler}
+    plugins = {"model": _resolved(host.get("model", config.model_impl), model)}
     return Engine(
         scheduler=scheduler,
         kv_cache=kv_cache,
@@ -132,7 +133,7 @@ def build_engine(
         tokenizer=source.load_tokenizer(),
         depth=config.steps_in_flight,
         seed=config.seed,
-        plugins=plugins | {kind: _resolved(registration) for kind, registration in chosen.items()},
+        plugins=plugins | {kind: _resolved(registration, built[kind]) for kind, registration in chosen.items()},
         notes=list(size.notes),
         observers={hook: host.observers(hook) for hook in OBSERVER_HOOKS},
     )
@@ -169,9 +170,9 @@ def _refuse(registration: Registration, reasons: list[str], what: str) -> None:
         raise PluginError(f"{registration.label} cannot serve {what}: it has no {'; no '.join(reasons)}")
 
 
-def _resolved(registration: Registration) -> Resolved:
+def _resolved(registration: Registration, part: Any) -> Resolved:
     source = registration.source
-    return Resolved(registration.name, source.distribution, source.version)
+    return Resolved(registration.name, source.distribution, source.version, part.path)
 
 
 @torch.inference_mode()

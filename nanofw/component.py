@@ -24,6 +24,8 @@ class Component(ABC):
 
     Options: ClassVar[type[Any]] = NoOptions
     options: Any
+    path: str = ""
+    """What really runs, where a plugin has several ways: shown with its name in `engine.resolved` and every record."""
 
     @classmethod
     def unavailable(cls) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from transformers import AttentionInterface
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from nanofw.attention import Attention
 from nanofw.batch import Batch
@@ -24,6 +25,7 @@ from nanofw.weights import ModelSource
 from nanofw_basics.transformers_probe import PROBE, probe, unsupported
 
 NAME = "nanofw"
+NAME_COMPILED = "nanofw-compiled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,33 @@ class TransformersModel(Model):
     """A decoder of transformers.
 
     Args:
-        source: the weights. dtype: of weights and activations. device: where they are. options: none.
+        source: the weights. dtype: of weights and activations. device: where they are. options: whether to compile it.
 
     Raises:
         PluginError: the model needs something that nanofw's attention does not do; all such things are named.
     """
 
-    def __init__(self, source: ModelSource, dtype: torch.dtype, device: torch.device, options: Any) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """How the layers run.
+
+        Attributes:
+            compile: backend of torch.compile ("inductor"), which fuses what lies between the projections and the
+                attention; empty: as transformers wrote them. Compiled once for one token a step and once for more, by
+                the first steps.
+        """
+
+        compile: str = ""
+
+        def __post_init__(self) -> None:
+            if self.compile and self.compile not in (known := torch.compiler.list_backends(exclude_tags=())):
+                raise ValueError(
+                    f"compile must be a backend of torch.compile ({', '.join(known)}), got {self.compile!r}"
+                )
+
+    options: Options
+
+    def __init__(self, source: ModelSource, dtype: torch.dtype, device: torch.device, options: Options) -> None:
         reasons = unsupported(source.config)
         if reasons:
             raise _refusal(source, reasons)
@@ -70,7 +92,10 @@ class TransformersModel(Model):
         layers, reasons = probe(self.module, source.config, max_len, dtype, device)
         if reasons:
             raise _refusal(source, reasons)
-        _use_attention(self.module, NAME)
+        _use_attention(self.module, NAME_COMPILED if options.compile else NAME)
+        if options.compile:
+            _compile_layers(self.module, options.compile)
+            self.path = f"layers compiled by {options.compile}"
         self.spec = ModelSpec(
             layers=layers,
             vocab_size=self.module.get_output_embeddings().weight.shape[0],
@@ -111,6 +136,13 @@ def _use_attention(module: Any, name: str) -> None:
         config._attn_implementation = name
 
 
+def _compile_layers(module: Any, backend: str) -> None:
+    """Compile the decoder's layers, not what stands around them: one layer's code serves all."""
+    for part in module.modules():
+        if isinstance(part, GradientCheckpointingLayer):  # what transformers makes its layers of
+            part.compile(backend=backend, dynamic=True)
+
+
 def _refusal(source: ModelSource, reasons: list[str]) -> PluginError:
     kind = getattr(source.config, "model_type", "?")
     return PluginError(f"model 'transformers' cannot serve {source.name} ({kind}): {'; '.join(reasons)}")
@@ -118,3 +150,5 @@ def _refusal(source: ModelSource, reasons: list[str]) -> PluginError:
 
 # Stateless, and all that this module leaves in transformers. No mask is registered for it, so none is built.
 AttentionInterface.register(NAME, attend)
+# The attention stays outside what is compiled, whatever it is made of, and gets its step as an object.
+AttentionInterface.register(NAME_COMPILED, torch.compiler.disable(attend))  # type: ignore[no-untyped-call]

@@ -132,11 +132,11 @@ def test_families_that_are_refused_by_name(model_type):
     settings, words = REFUSED[model_type]
     source = RandomSource(model_type, **settings)
     with pytest.raises(PluginError, match=rf"model 'transformers' cannot serve {model_type} .*{words}"):
-        TransformersModel(source, torch.float32, CPU, None)
+        TransformersModel(source, torch.float32, CPU, TransformersModel.Options())
 
 
 def spec_of(name):
-    return TransformersModel(resolve(name), torch.float32, CPU, None).spec
+    return TransformersModel(resolve(name), torch.float32, CPU, TransformersModel.Options()).spec
 
 
 @pytest.mark.parametrize(
@@ -250,3 +250,35 @@ def test_nothing_of_transformers_is_changed(host):
     assert dict(AttentionInterface._global_mapping) == attentions
     assert "nanofw" in attentions
     assert "nanofw" not in masks
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+def test_compiled_layers_give_the_same_tokens(host):
+    """The attention stays outside: its plan changes with every step, and nothing is compiled again for that."""
+    prompts = [[1, 2, 3], list(range(40)), [9] * 17]
+    params = SamplingParams(max_tokens=6, temperature=0)
+    plain, compiled = (
+        LLM(
+            "dummy:tiny",
+            host=host,
+            device="cpu",
+            dtype="float32",
+            kv_blocks=64,
+            options={"model": {"compile": backend}},
+        )
+        for backend in ("", "aot_eager")
+    )
+    assert compiled.engine.resolved["model"].path == "layers compiled by aot_eager"
+    expected = [o.outputs[0].token_ids for o in plain.generate(prompts, params)]
+    torch.compiler.reset()
+    assert [o.outputs[0].token_ids for o in compiled.generate(prompts, params)] == expected
+    stats = torch._dynamo.utils.counters["stats"]
+    made = stats["unique_graphs"]
+    assert made > 0
+    assert [o.outputs[0].token_ids for o in compiled.generate(prompts[:2], params)] == expected[:2]
+    assert stats["unique_graphs"] == made, "compiled again for another batch"
+
+
+def test_unknown_compiler_is_refused():
+    with pytest.raises(ValueError, match=r"must be a backend of torch.compile \(.*inductor.*\), got 'gcc'"):
+        TransformersModel.Options(compile="gcc")
