@@ -70,8 +70,8 @@ def source() -> Any:
 
 
 @cache
-def model(impl: str, dtype: torch.dtype = torch.bfloat16) -> Any:
-    return host().get("model", impl).load()(source(), dtype, DEVICE, options_of("model", impl))
+def model(impl: str, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Any:
+    return host().get("model", impl).load()(source(), dtype, DEVICE, options_of("model", impl, **options))
 
 
 def options_of(kind: str, name: str, **given: Any) -> Any:
@@ -79,12 +79,17 @@ def options_of(kind: str, name: str, **given: Any) -> Any:
 
 
 def engine(
-    impl: str = "fused", buckets: Sequence[int] = BATCHES, contexts: Sequence[int] = (256,), **settings: Any
+    impl: str = "fused",
+    buckets: Sequence[int] = BATCHES,
+    contexts: Sequence[int] = (256,),
+    compile: str = "",
+    **settings: Any,
 ) -> LLM:
     settings = FAST | {"steps_in_flight": 1, "max_model_len": 2048, "kv_memory": "40GiB"} | settings
     if settings["runner"] == "cuda-graph":
         settings["options"] = {"runner": {"buckets": list(buckets), "contexts": list(contexts)}}
-    return LLM(MODEL, host=host(), source=source(), loaded=model(impl), **settings)
+    loaded = model(impl, **({"compile": compile} if compile else {}))
+    return LLM(MODEL, host=host(), source=source(), loaded=loaded, **settings)
 
 
 def prompts(count: int, length: int, seed: int = 0) -> list[list[int]]:
@@ -143,8 +148,8 @@ def tokens(llm: LLM, work: Any, params: SamplingParams) -> list[tuple[int, ...]]
     return [output.outputs[0].token_ids for output in llm.generate(work, params)]
 
 
-def decode_ms(llm: LLM, batch: int, prompt: int = 10, rounds: int = 5) -> float:
-    """Median milliseconds of a decode step."""
+def decode_ms(llm: LLM, batch: int, prompt: int = 10, rounds: int = 5, tokens: int = 129) -> float:
+    """Median milliseconds of a decode step: (time of `tokens` - time of 1) / (tokens - 1)."""
 
     def seconds(count: int) -> float:
         work = prompts(batch, prompt)
@@ -153,9 +158,9 @@ def decode_ms(llm: LLM, batch: int, prompt: int = 10, rounds: int = 5) -> float:
         llm.generate(work, SamplingParams(max_tokens=count, **GREEDY))
         return time.perf_counter() - start
 
-    for count in (129, 1):
+    for count in (min(tokens, 9), 1):
         seconds(count)
-    return statistics.median((seconds(129) - seconds(1)) / 128 * 1e3 for _ in range(rounds))
+    return statistics.median((seconds(tokens) - seconds(1)) / (tokens - 1) * 1e3 for _ in range(rounds))
 
 
 def decode() -> None:
@@ -196,16 +201,22 @@ def profile() -> None:
 
 
 def report(batch: int, events: list[tuple[float, float, str]]) -> None:
-    """Print kernels by name, and the share of time in which none runs."""
+    """Print kernels by name, and the share of time in which none runs: inside a graph, and between two of them.
+
+    What lies between is next to a copy: tokens go out and inputs come in there.
+    """
     by_name: dict[str, list[float]] = {}
-    busy_until, idle = events[0][0], 0.0
+    busy_until, before, idle = events[0][0], events[0][2], {"inside": 0.0, "between": 0.0}
     for start, end, name in events:
-        idle += max(0.0, start - busy_until)
-        busy_until = max(busy_until, end)
+        where = "between" if "Memcpy" in before + name else "inside"
+        idle[where] += max(0.0, start - busy_until)
+        busy_until, before = max(busy_until, end), name
         by_name.setdefault(name[:60], []).append(end - start)
     span = busy_until - events[0][0]
-    print(f"  B={batch}: {span / 20 / 1e3:.3f} ms a step, idle {idle / span:.1%}")
-    figures.setdefault("idle share", {})[batch] = idle / span
+    shares = {where: gap / span for where, gap in idle.items()}
+    shown = f"idle between steps {shares['between']:.1%} (aim 3 %), between kernels of a step {shares['inside']:.1%}"
+    print(f"  B={batch}: {span / 20 / 1e3:.3f} ms a step, {shown}")
+    figures.setdefault("idle share", {})[batch] = shares
     for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:14]:
         shown = f"{sum(times) / 20:8.1f} us a step  {len(times) / 20:6.1f} launches  {statistics.median(times):6.2f} us"
         print(f"    {shown}  {name}")
