@@ -177,27 +177,52 @@ def decode() -> None:
 
 
 def profile() -> None:
-    """Time of each kernel in a steady step, and how long the GPU is idle between steps."""
+    """Time of each kernel in a steady step, and how long the GPU is idle between steps.
+
+    The profiler slows the launch of a graph, so the share is also measured without it: a step of the engine against the
+    same graph replayed over and over, which leaves the GPU no time to rest.
+    """
     from torch.profiler import ProfilerActivity
 
     llm = engine()
     for batch in BATCHES:
-        work, params = prompts(batch, 10), SamplingParams(max_tokens=100, **GREEDY)
+        work, params = prompts(batch, 10), SamplingParams(max_tokens=200, **GREEDY)
         llm.generate(work, params)
         for number, prompt in enumerate(work):
             llm.engine.add(str(number), prompt, params, stream=False)
         for _ in range(20):
             llm.engine.step()
+        start = time.perf_counter()
+        for _ in range(100):
+            llm.engine.step()
+        step_ms = (time.perf_counter() - start) * 10
         with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as trace:
             for _ in range(20):
                 llm.engine.step()
             torch.cuda.synchronize()
         for _ in llm.engine.run():
             pass
+        graph_ms = replay_ms(llm, batch)
+        figures.setdefault("idle share between steps", {})[batch] = 1 - graph_ms / step_ms
+        print(
+            f"  B={batch}: {step_ms:.3f} ms a step, {graph_ms:.3f} ms its graph alone: idle {1 - graph_ms / step_ms:.1%}"
+        )
         events = sorted(
             (e.time_range.start, e.time_range.end, e.name) for e in trace.events() if e.device_type.name == "CUDA"
         )
         report(batch, events)
+
+
+def replay_ms(llm: LLM, batch: int) -> float:
+    """Milliseconds of one replay of the graph that served `batch` requests last, back to back."""
+    graphs = llm.engine.runner._captured  # type: ignore[attr-defined]
+    replay = next(graph.replay for key, graph in graphs.items() if key[0] == batch)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(100):
+        replay()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 10
 
 
 def report(batch: int, events: list[tuple[float, float, str]]) -> None:

@@ -56,10 +56,11 @@ STORY = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", help="a comma list of steps, by name", default=",".join(c.name for c in STORY))
     arguments = parser.parse_args()
     table = Table("step", *(f"B={batch}" for batch in BATCHES), "1 to 16", "what it removed", title="ms a decode step")
     found = {}
-    for chapter in STORY:
+    for chapter in (c for c in STORY if c.name in arguments.only.split(",")):
         start = time.perf_counter()
         llm = engine(buckets=BATCHES, **chapter.settings)
         built = time.perf_counter()

@@ -1,8 +1,9 @@
 """Time launch shapes of decode attention on this GPU, to fill `decode_shape` in `nanofw_triton/plan.py`.
 
-    python benchmarks/tune_attention.py [--cases 1x100,256x100]
+    python benchmarks/tune_attention.py [--cases 1x100,256x100,256x100-2000]
 
-Geometry of Qwen3-0.6B. Each candidate runs over the caches of 28 layers, chained in one CUDA graph as in a step.
+A range is a batch of contexts of all lengths in it, as a server holds them. Geometry of Qwen3-0.6B. Each candidate runs
+over the caches of 28 layers, chained in one CUDA graph as in a step.
 """
 
 from __future__ import annotations
@@ -29,21 +30,29 @@ LAYERS = 28
 BYTES_A_TOKEN = 2 * 8 * 128 * 2
 
 
-def candidates(batch: int, context: int) -> Iterator[DecodeShape]:
+def candidates(batch: int, shortest: int, longest: int) -> Iterator[DecodeShape]:
     """Shapes worth a try."""
-    splits = [s for s in (1, 2, 4, 8, 16, 32) if s == 1 or (batch * 8 * s <= 132 * 8 and context // s >= 64)]
+    if shortest < longest:
+        for (tile, warps), stages, split in itertools.product(((32, 1), (32, 2), (64, 2)), (2, 3), (1, 2, 4, 8)):
+            for part in (tile, 256, 512)[: 1 if split == 1 else 3]:
+                yield DecodeShape(tile, warps, stages, split, part)
+        return
+    splits = [s for s in (1, 2, 4, 8, 16, 32) if s == 1 or (batch * 8 * s <= 132 * 8 and longest // s >= 64)]
     shapes = ((16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 2), (64, 4), (64, 8), (128, 4), (128, 8))
     for (tile, warps), stages, split in itertools.product(shapes, (1, 2, 3), splits):
-        if stages == 1 or context // split > tile:
-            yield DecodeShape(tile, warps, stages, split)
+        if stages == 1 or longest // split > tile:
+            yield DecodeShape(tile, warps, stages, split, tile)
 
 
 class Chain:
     """Decode attention of one batch over the caches of some layers."""
 
-    def __init__(self, batch: int, context: int, layers: int) -> None:
+    def __init__(self, batch: int, shortest: int, longest: int, layers: int) -> None:
         device = torch.device("cuda")
-        blocks = -(-context // BLOCK_SIZE)
+        lengths = np.linspace(shortest, longest, batch).round().astype(np.int64)
+        np.random.default_rng(0).shuffle(lengths)
+        self.tokens = int(lengths.sum())
+        blocks = -(-longest // BLOCK_SIZE)
         columns = -(-(blocks + 1) // 16) * 16
         table = torch.zeros(batch, columns, dtype=torch.int32, device=device)
         table[:, :blocks] = 1 + torch.randperm(batch * blocks, device=device).view(batch, blocks)
@@ -54,18 +63,18 @@ class Chain:
         ]
         self.spec = AttentionSpec((LAYER,) * layers, torch.bfloat16, device, BLOCK_SIZE)
         self.attention = TritonPagedAttention(self.spec, TritonPagedAttention.Options())
-        lengths = np.full(batch, context)
-        last = table[:, (context - 1) // BLOCK_SIZE].long() * BLOCK_SIZE + (context - 1) % BLOCK_SIZE
+        at = torch.from_numpy(lengths).to(device) - 1
+        last = table.gather(1, (at // BLOCK_SIZE)[:, None])[:, 0].long() * BLOCK_SIZE + at % BLOCK_SIZE
         batch_ = Batch(
             token_ids=torch.zeros(batch, dtype=torch.int64, device=device),
-            positions=torch.full((batch,), context - 1, device=device),
+            positions=at,
             slot_mapping=last,
             cu_seqlens_q=torch.arange(batch + 1, dtype=torch.int32, device=device),
-            seq_lens=torch.full((batch,), context, dtype=torch.int32, device=device),
+            seq_lens=(at + 1).int(),
             block_table=table,
             logits_indices=torch.arange(batch, device=device),
             max_query_len=1,
-            max_seq_len=context,
+            max_seq_len=longest,
             query_lens_host=np.ones(batch, dtype=np.int64),
             seq_lens_host=lengths,
         )
@@ -104,30 +113,41 @@ class Chain:
 def compile_one(shape: DecodeShape) -> None:
     """Fill Triton's cache on disk. Batch and context are no constants of the kernel."""
     try:
-        Chain(16, 100, 1).run(shape)
+        Chain(16, 100, 100, 1).run(shape)
         torch.cuda.synchronize()
     except Exception as error:  # the timing run reports it
         print(shape, str(error).splitlines()[0][:100])
 
 
+def read(case: str) -> tuple[int, int, int]:
+    """`16x100` or `16x100-2000`: batch, shortest and longest context."""
+    batch, contexts = case.split("x")
+    shortest, _, longest = contexts.partition("-")
+    return int(batch), int(shortest), int(longest or shortest)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cases", default="1x100,8x100,16x100,64x100,256x100,1x1000,16x1000,64x1000,256x1000,64x4096")
+    parser.add_argument(
+        "--cases",
+        default="1x100,8x100,16x100,64x100,256x100,1x1000,16x1000,64x1000,256x1000,64x4096,"
+        "256x100-2000,128x100-2000,64x100-2000",
+    )
     parser.add_argument("--processes", type=int, default=14)
     arguments = parser.parse_args()
-    cases = [tuple(map(int, case.split("x"))) for case in arguments.cases.split(",")]
+    cases = [read(case) for case in arguments.cases.split(",")]
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
         pool.map(compile_one, sorted({s for case in cases for s in candidates(*case)}, key=str), chunksize=1)
-    for batch, context in cases:
-        chain, found = Chain(batch, context, LAYERS), []
-        for shape in candidates(batch, context):
+    for case in cases:
+        chain, found = Chain(*case, LAYERS), []
+        for shape in candidates(*case):
             try:
                 found.append((chain.microseconds(shape), shape))
             except Exception as error:  # too much shared memory, for one
                 print(f"{shape}: {str(error).splitlines()[0][:100]}")
         found.sort(key=lambda pair: pair[0])
-        floor = batch * context * BYTES_A_TOKEN / 4.48e6
-        print(f"B={batch} context {context}, floor {floor:.2f} us; today {chain.batch.plan.shape}:")
+        floor, today = chain.tokens * BYTES_A_TOKEN / 4.48e6, chain.batch.plan.shape
+        print(f"B={case[0]} contexts {case[1]} to {case[2]}, floor {floor:.2f} us; today {today}:")
         for us, shape in found[:6]:
             print(f"    {us:8.2f} us  {shape}", flush=True)
         del chain

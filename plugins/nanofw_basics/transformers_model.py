@@ -28,13 +28,11 @@ NAME = "nanofw"
 NAME_COMPILED = "nanofw-compiled"
 
 
-@dataclass(frozen=True, slots=True)
 class StepContext:
-    """One step, as it reaches the attention function."""
+    """One step, as it reaches the attention function. No dataclass: torch.compile would look into its fields."""
 
-    batch: Batch
-    attention: Attention
-    kv: Sequence[LayerKV]
+    def __init__(self, batch: Batch, attention: Attention, kv: Sequence[LayerKV]) -> None:
+        self.batch, self.attention, self.kv = batch, attention, kv
 
 
 def attend(

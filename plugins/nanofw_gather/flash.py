@@ -36,4 +36,4 @@ class FlashGather(VectorizedGather):
         if queries > 1:
             visible = visible.repeat(1, 1, ratio, 1)
         out = scaled_dot_product_attention(grouped, k, v, visible, scale=kv.spec.scale)
-        return out.view(requests, heads, queries, size).transpose(1, 2)
+        return out.reshape(requests, heads, queries, size).transpose(1, 2)

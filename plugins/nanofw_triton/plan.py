@@ -28,12 +28,19 @@ SHORTEST_SPLIT = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """How decode is launched: `tile` keys a loop turn, `warps`, `stages` turns in flight, `splits` of each context."""
+    """How decode is launched.
+
+    Attributes:
+        tile: keys a loop turn. warps: of a program. stages: turns in flight.
+        splits: parts a context may be cut into. shortest: keys a part has at least, a multiple of `tile`; a context too
+            short for all its splits leaves the rest empty.
+    """
 
     tile: int
     warps: int
     stages: int
     splits: int
+    shortest: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,12 +121,12 @@ def decode_shape(programs: int, max_seq_len: int, head_size: int, splits: int, m
         wanted = min(multiprocessors * FULL // programs, -(-max_seq_len // SHORTEST_SPLIT), MAX_SPLITS)
         splits = 1 << max(wanted, 1).bit_length() - 1
     if head_size > 128:
-        return DecodeShape(tile=32, warps=4, stages=2, splits=splits)
+        return DecodeShape(tile=32, warps=4, stages=2, splits=splits, shortest=32)
     if programs * splits <= multiprocessors:
-        return DecodeShape(tile=128, warps=4, stages=1, splits=splits)
+        return DecodeShape(tile=128, warps=4, stages=1, splits=splits, shortest=128)
     if programs * splits <= multiprocessors * FULL // 2:
-        return DecodeShape(tile=64, warps=2, stages=2, splits=splits)
-    return DecodeShape(tile=32, warps=1, stages=2, splits=splits)
+        return DecodeShape(tile=64, warps=2, stages=2, splits=splits, shortest=64)
+    return DecodeShape(tile=32, warps=1, stages=2, splits=splits, shortest=32)
 
 
 def make_workspace(spec: AttentionSpec, splits: int, tokens: int) -> Workspace | None:

@@ -4,7 +4,8 @@ Decode does everything in one launch. A program serves one request, one KV head 
 query heads and the new key are rows of one tile, so one norm and one rotation serve all. The new key and value take
 part from registers, and the first split stores them. Whatever earlier steps wrote (cache, lengths, block table) is
 loaded before the wait for the kernel that makes the projections. When a context is split, the last program to finish
-merges the parts, always in the order of the splits, so results are the same bits every time.
+merges the parts, always in the order of the splits, so results are the same bits every time. A context too short for
+all its splits leaves some without keys: they return at once.
 
 Prefill prepares q and fills the cache; `prefill.py` and `decode.py` then attend.
 """
@@ -51,6 +52,7 @@ def packed_decode_kernel(
     TILE: tl.constexpr,  # keys a loop turn
     STAGES: tl.constexpr,  # loop turns in flight
     SPLITS: tl.constexpr,
+    SHORTEST: tl.constexpr,  # keys a split has at least, but the last
     WINDOW: tl.constexpr,  # 0: none
     SOFT_CAP: tl.constexpr,  # 0: none
     PDL: tl.constexpr,
@@ -63,9 +65,12 @@ def packed_decode_kernel(
     seq_len = tl.load(seq_lens_ptr + request)
     old = tl.maximum(seq_len - 1, 0)  # keys that earlier steps stored
     first = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
-    per_split = tl.cdiv(tl.cdiv(old - first, TILE), SPLITS) * TILE
+    per_split = tl.maximum(tl.cdiv(tl.cdiv(old - first, TILE), SPLITS) * TILE, SHORTEST)
     start = first + split * per_split
     end = tl.minimum(start + per_split, old)
+    used = tl.maximum(tl.cdiv(old - first, per_split), 1)
+    if split >= used:
+        return
 
     row = tl.arange(0, ROWS)[:, None]
     size = tl.arange(0, SIZE_PAD)[None, :]
@@ -143,12 +148,11 @@ def packed_decode_kernel(
         tl.store(lse_ptr + to, lse, mask=tl.arange(0, ROWS) < GROUP)
         tl.debug_barrier()  # all of this program's parts are stored before it is counted
         ticket = arrived_ptr + request * kv_heads + kv_head
-        if tl.atomic_add(ticket, 1, sem="acq_rel") == SPLITS - 1:
+        if tl.atomic_add(ticket, 1, sem="acq_rel") == used - 1:
             tl.store(ticket, 0)
             for g in tl.static_range(GROUP):
-                _merge(
-                    partial_ptr, lse_ptr, out_ptr, request, kv_head * GROUP + g, requests, HEADS, SIZE, SIZE_PAD, SPLITS
-                )
+                nth = kv_head * GROUP + g
+                _merge(partial_ptr, lse_ptr, out_ptr, request, nth, requests, used, HEADS, SIZE, SIZE_PAD, SPLITS)
 
 
 @triton.jit
@@ -207,17 +211,22 @@ def _merge(
     request,
     head,
     requests,
+    used,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     SIZE_PAD: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Weigh the splits of one head by their share of the softmax. L1 may hold another layer's parts: read past it."""
+    """Weigh the `used` splits of one head by their share of the softmax, in their order.
+
+    L1 may hold another layer's parts: read past it.
+    """
     split = tl.arange(0, SPLITS)
     size = tl.arange(0, SIZE_PAD)[None, :]
     row = (split * requests + request) * HEADS + head
-    lse = tl.load(lse_ptr + row, cache_modifier=".cg")
-    part = tl.load(partial_ptr + row[:, None] * SIZE + size, mask=size < SIZE, other=0.0, cache_modifier=".cg")
+    lse = tl.load(lse_ptr + row, mask=split < used, other=float("-inf"), cache_modifier=".cg")
+    real = (split < used)[:, None] & (size < SIZE)
+    part = tl.load(partial_ptr + row[:, None] * SIZE + size, mask=real, other=0.0, cache_modifier=".cg")
     top = tl.max(lse, axis=0)
     share = tl.where(lse == float("-inf"), 0.0, tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top)))
     total = tl.sum(share, axis=0)
