@@ -284,8 +284,9 @@ class Engine:
                 sample.output_ids = self.table.output_ids(sample.row, len(sample.prompt_ids))
                 sample.preemptions += 1
             sample.row = -1
-        for part in (self.table, self.kv_cache, self.scheduler):
-            part.clear()
+        self.table.clear()
+        self.kv_cache.recover()
+        self.scheduler.clear()
         for leader in leaders:
             for sample in leader.unfinished:
                 sample.forget_unread()

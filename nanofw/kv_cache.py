@@ -133,6 +133,14 @@ class KVCache(Component):
         """
         return 0
 
+    def worth_waiting(self, row: int) -> bool:
+        """Whether the next block that `row` lacks, after those that `match_prefix` claimed, is being computed now.
+
+        Another row fills it with the same tokens: who begins once that has been committed will find it. True only while
+        the other row is held, so that nobody waits for what will never come.
+        """
+        return False
+
     def fork(self, source: int, row: int, length: int) -> int:
         """Begin a request in `row` with the first `length` tokens of `source`, all of them computed, by sharing blocks.
 
@@ -160,6 +168,10 @@ class KVCache(Component):
     @abstractmethod
     def clear(self) -> None:
         """Forget everything, whatever an interrupted call has left: no row holds anything, and all blocks are free."""
+
+    def recover(self) -> None:
+        """A call has failed half-way: as `clear`, but what had been committed before may still be found."""
+        self.clear()
 
     @abstractmethod
     def check_integrity(self) -> None:

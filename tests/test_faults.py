@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from nanofw import PluginHost, SamplingParams
-from nanofw.testing.audited import audited_engine, prompt
+from nanofw.testing.audited import audited_engine, audited_steps, prompt
 from nanofw.testing.ledger import Ledger
 
 CALLS = [
@@ -33,7 +33,7 @@ class Fault(Exception):
 def ledger(monkeypatch):
     """Five requests, streamed, sampled or with logprobs, in an engine whose pool is too small for them."""
 
-    def build(depth):
+    def build(depth, kv_cache="paged"):
         host = PluginHost.load(only=("basics", "gather"))
         engine = audited_engine(
             host,
@@ -41,12 +41,13 @@ def ledger(monkeypatch):
             max_num_seqs=4,
             max_batch_tokens=16,
             steps_in_flight=depth,
+            kv_cache=kv_cache,
             options={"kv_cache": {"block_size": 4}},
         )
         book = Ledger(engine)
         for i in range(5):
             how = SamplingParams(temperature=i % 2, seed=i, max_tokens=9 + i, logprobs=2 if i == 3 else None)
-            book.add(str(i), prompt(5 + i, i), how, stream=bool(i % 3))
+            book.add(str(i), prompt(9, i // 2)[: 5 + i], how, stream=bool(i % 3))  # twos begin alike
         return book
 
     return build
@@ -75,12 +76,13 @@ def fail_at(monkeypatch, part, method, number, before):
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("kv_cache", ["paged", "prefix"])
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("kind", "method"), CALLS)
-def test_a_plugin_that_raises_once(ledger, monkeypatch, kind, method, depth, before):
+def test_a_plugin_that_raises_once(ledger, monkeypatch, kind, method, depth, kv_cache, before):
     """At its first call, at a later one, in the middle of everything: every request still gets its tokens."""
     for number in (1, 2, 3, 5, 8, 13, 21):
-        book = ledger(depth)
+        book = ledger(depth, kv_cache)
         with monkeypatch.context() as patch:
             calls = fail_at(patch, part_of(book.engine, kind), method, number, before)
             errors = 0
@@ -150,11 +152,40 @@ def test_an_allocation_that_fails(ledger, monkeypatch, depth):
     assert len(calls) > 20
 
 
+def test_what_was_cached_is_kept(monkeypatch):
+    """A step that breaks off costs what it computed, not what earlier requests have left in the cache."""
+    engine = audited_engine(PluginHost.load(only=("basics", "gather")), kv_cache="prefix")
+    book = Ledger(engine)
+    book.add("first", prompt(64, 0), SamplingParams(temperature=0, max_tokens=1))
+    book.finish(bound=5)
+    book.add("second", prompt(64, 0) + [1] * 32, SamplingParams(temperature=0, max_tokens=4))
+    with monkeypatch.context() as patch:
+        fail_at(patch, engine.runner.inner.parts.model, "forward", 1, before=True)
+        with pytest.raises(Fault):
+            book.step()
+    (request,) = engine.requests.values()
+    before = len(audited_steps(engine))
+    book.finish(bound=9)
+    assert sum(step.num_tokens for step in audited_steps(engine)[before:]) == 32 + 3
+    assert request.preemptions == 1
+
+
+@pytest.mark.parametrize("kv_cache", ["paged", "prefix"])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_ctrl_c_at_any_line(ledger, depth):
+def test_ctrl_c_at_any_line(ledger, depth, kv_cache):
     """KeyboardInterrupt at line after line of engine, scheduler, cache and table: every request still ends right."""
-    beyond = ("step", "_recover")  # what is on its way out of `step`, or a second Ctrl-C, nobody can save
-    files = ("engine.py", "table.py", "batch.py", "request.py", "continuous.py", "paged_cache.py", "eager.py")
+    beyond = ("step", "_recover", "recover", "rebuild")  # on its way out of `step`, or a second one: nobody can save it
+    files = (
+        "engine.py",
+        "table.py",
+        "batch.py",
+        "request.py",
+        "eager.py",
+        "continuous.py",
+        "waiting.py",
+        "policies.py",
+    )
+    files += ("paged_cache.py", "prefix_cache.py", "block_index.py", "block_queue.py")
 
     class Interrupt:
         """Raises at the line of a given number, once."""
@@ -173,7 +204,7 @@ def test_ctrl_c_at_any_line(ledger, depth):
             return self
 
     def run(at):
-        book, interrupt = ledger(depth), Interrupt(at)
+        book, interrupt = ledger(depth, kv_cache), Interrupt(at)
         book.one_by_one = False
         while book.engine.has_work:
             before = sys.gettrace()

@@ -81,6 +81,10 @@ class KVCacheMachine(RuleBasedStateMachine):
         cached = self.cache.match_prefix(row, tokens)
         assert 0 <= cached <= length - 1, f"{cached} of {length} tokens cached: the last must be computed"
         assert self.suite.shares_prefixes or cached == 0, "a cache that shares nothing has nothing cached"
+        if self.cache.worth_waiting(row):
+            end = cached + self.block_size
+            others = [other.tokens for other in self.live.values() if other.committed < end]
+            assert tokens[:end] in [other[:end] for other in others], "waits for a block that nobody is about to commit"
         self.live[row] = _Life(tokens, cached, cached, cached)
         return row
 

@@ -15,6 +15,7 @@ stands for, so a block that two requests share wrongly, or that is handed out wh
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -44,6 +45,7 @@ class KVCacheSuite(KVCacheServed):
         shares_prefixes: `match_prefix` may claim another request's blocks.
         device: where the storage lies.
         max_blocks: most blocks that one request may hold, if that is limited.
+        bookkeeping: bytes of memory a block, beside its slots and the ids of its tokens.
     """
 
     backend: ClassVar[type[KVCache]]
@@ -51,13 +53,21 @@ class KVCacheSuite(KVCacheServed):
     shares_prefixes: ClassVar[bool] = False
     device: ClassVar[str] = "cpu"
     max_blocks: ClassVar[int] = 1000
+    bookkeeping: ClassVar[int] = 64
 
     max_examples: ClassVar[int] = 20
     steps: ClassVar[int] = 40
     phases: ClassVar[Sequence[Phase]] = tuple(Phase)
 
     @classmethod
-    def build(cls, block_size: int = 16, num_blocks: int = 9, rows: int = 4, max_len: int = 64) -> KVCache:
+    def build(
+        cls,
+        block_size: int = 16,
+        num_blocks: int = 9,
+        rows: int = 4,
+        max_len: int = 64,
+        layers: tuple[LayerSpec, ...] = (LAYER, LAYER),
+    ) -> KVCache:
         """A cache of `num_blocks` (the null block included); skips the test if its options refuse the block size.
 
         `max_len` is lowered to what `max_blocks` can hold.
@@ -70,7 +80,7 @@ class KVCacheSuite(KVCacheServed):
             options = build_options(cls.backend.Options, given, cls.backend.__name__)
         except ConfigError as error:
             pytest.skip(str(error))
-        spec = KVCacheSpec((LAYER, LAYER), num_blocks, rows, max_len, torch.float32, torch.device(cls.device))
+        spec = KVCacheSpec(layers, num_blocks, rows, max_len, torch.float32, torch.device(cls.device))
         if cls.backend.block_slots(spec, options) != block_size:
             pytest.skip(f"{cls.backend.__name__} has blocks of {cls.backend.block_slots(spec, options)} slots only")
         return cls.backend(spec, options)
@@ -200,6 +210,48 @@ class KVCacheSuite(KVCacheServed):
         assert cache.match_prefix(0, [0] * 40) == 0
         assert cache.allocate(np.array([0]), np.array([longest]))
         cache.check_integrity()
+
+    def test_recover(self) -> None:
+        """After a call that broke off: all is free and no row holds anything; what is found again has its content."""
+        cache = self.build(4, num_blocks=9)
+        start, tokens = cache.free_blocks, [5] * min(12, self.max_blocks * 4)
+        row, length = np.array([0]), np.array([len(tokens)])
+        cache.match_prefix(0, tokens)
+        assert cache.allocate(row, length)
+        for position in range(len(tokens)):
+            self.write(cache, 0, position, position + 1.0)
+        cache.commit(row, length - 4, lambda _: tokens)
+        cache.match_prefix(1, [6])
+        assert cache.allocate(np.array([1]), np.array([1]))
+        cache.block_table[2] = 3  # what an interrupted call may leave
+        cache.recover()
+        cache.check_integrity()
+        assert cache.free_blocks == start
+        assert not cache.block_table.any()
+        found = cache.match_prefix(3, [*tokens, 1])
+        assert found <= len(tokens) - 4, "found what had never been committed"
+        assert [self.read(cache, 3, position) for position in range(found)] == [n + 1.0 for n in range(found)]
+        assert not cache.worth_waiting(3)
+        cache.check_integrity()
+
+    def test_bookkeeping_is_small(self) -> None:
+        """Memory beside the slots, after every block has been used and committed: at most `bookkeeping` bytes each."""
+        blocks = 4096
+        tracemalloc.start()
+        try:
+            cache = self.build(1, blocks + 1, 2, self.max_blocks, (dataclasses.replace(LAYER, head_size=1),))
+            for number in range(2 * blocks // self.max_blocks + 1):
+                tokens = [number, *range(cache.block_table.shape[1] - 1)]
+                cache.match_prefix(0, tokens)
+                assert cache.allocate(np.array([0]), np.array([len(tokens)]))
+                cache.commit(np.array([0]), np.array([len(tokens)]), lambda _, known=tokens: known)  # type: ignore[misc]
+                cache.free(0)
+            traced, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        slots = sum(layer.key.nbytes + layer.value.nbytes for layer in cache.layers)
+        token_ids = 4 * blocks
+        assert (traced - slots - token_ids) / blocks <= self.bookkeeping
 
     def test_growing_no_request_is_fine(self) -> None:
         """An empty step asks for nothing and gets it."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 ENDS = (2, 17)
 """End-of-sequence ids, two of the fifty that the model generates."""
 
+FAMILIES = 3
+"""Prompts of one family begin alike."""
+
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests come, run and are aborted; the model says what each must have got so far."""
@@ -33,8 +36,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows=st.integers(1, 5),
         budget=st.sampled_from((1, 3, 8, 64)),
         block_size=st.sampled_from((1, 4)),
+        kv_cache=st.sampled_from(("paged", "prefix")),
     )
-    def start(self, blocks: int, rows: int, budget: int, block_size: int) -> None:
+    def start(self, blocks: int, rows: int, budget: int, block_size: int, kv_cache: str) -> None:
         """An engine, from cramped to ample."""
         engine = self.suite.engine(
             eos_token_ids=ENDS,
@@ -42,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=rows,
             max_batch_tokens=budget,
             steps_in_flight=self.depth,
+            kv_cache=kv_cache,
             options={"kv_cache": {"block_size": block_size}},
         )
         self.ledger = Ledger(engine)
@@ -53,7 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             again = str(self.added % 7)
             request_id = again if again not in self.ledger.unfinished else f"own-{self.added}"
             params = SamplingParams(temperature=0, max_tokens=count)
-            self.ledger.add(request_id, prompt(length, self.added), params, stream)
+            self.ledger.add(request_id, prompt(14, self.added % FAMILIES)[:length], params, stream)
             self.added += 1
 
     @rule(times=st.integers(1, 8))

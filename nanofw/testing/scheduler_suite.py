@@ -161,6 +161,26 @@ class SchedulerSuite:
         else:
             pytest.fail(f"still unfinished after {self.patience} steps")
 
+    @pytest.mark.parametrize("depth", [0, 1])
+    @pytest.mark.parametrize("budget", [8, 64])
+    def test_common_beginnings(self, budget: int, depth: int) -> None:
+        """Requests that begin alike, one of them aborted part-way, beside others: all end, with their own tokens.
+
+        A scheduler may let a request wait until its beginning, being computed for another, can be found.
+        """
+        for aborted_at in range(1, 9):
+            options = {"kv_cache": {"block_size": 4}}
+            engine = self.engine(kv_cache="prefix", max_batch_tokens=budget, steps_in_flight=depth, options=options)
+            book = Ledger(engine)
+            for number in range(9):
+                tokens = prompt(30, 0) if number % 3 else prompt(5, number)
+                book.add(str(number), [*tokens, number], SamplingParams(temperature=0, max_tokens=4))
+            for _ in range(aborted_at):
+                book.step()
+            if "1" in engine.requests:
+                book.abort("1")
+            book.finish(bound=300)
+
     def test_small_request_passes_after_a_full_pool(self) -> None:
         """A request that fills the whole pool ends as "kv_capacity", and the next one runs (vllm#39734 b, c)."""
         engine = self.engine(kv_blocks=8)

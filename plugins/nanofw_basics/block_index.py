@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
 from nanofw.batch import NULL_BLOCK
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
+Blocks = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class BlockIndex:
@@ -22,9 +25,9 @@ class BlockIndex:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
-        self._serial, self._parent = np.zeros((2, num_blocks), dtype=np.int64)
-        self._chain = np.zeros(num_blocks, dtype=np.int32)
-        self._buckets = np.zeros(1 << (num_blocks - 1).bit_length(), dtype=np.int32)
+        self._serial, self._parent = (array("q", bytes(8 * num_blocks)) for _ in range(2))
+        self._chain = array("i", bytes(4 * num_blocks))
+        self._buckets = array("i", bytes(4 << (num_blocks - 1).bit_length()))
         self._added = 0
 
     def find(self, parent: int, tokens: Tokens) -> int:
@@ -34,7 +37,7 @@ class BlockIndex:
 
     def serial(self, block: int) -> int:
         """The serial of a published block, 0 of any other."""
-        return int(self._serial[block])
+        return self._serial[block]
 
     def publish(self, block: int, parent: int, tokens: Tokens) -> int:
         """Publish a block, unless it is, or there is one of this content. Returns the one that is published.
@@ -48,8 +51,9 @@ class BlockIndex:
         if found := self._find(bucket, parent, content):
             return found
         self._added += 1
-        self._serial[block], self._parent[block], self._tokens[block] = self._added, parent, tokens
-        self._chain[block], self._buckets[bucket] = self._buckets[bucket], block
+        self._tokens[block], self._parent[block] = tokens, parent
+        self._serial[block] = self._added  # last: a call that breaks off here leaves it published whole, or not at all
+        self._link(bucket, block)
         return block
 
     def drop(self, block: int) -> None:
@@ -57,41 +61,64 @@ class BlockIndex:
         if not self._serial[block]:
             return
         self._serial[block] = 0
-        bucket = self._bucket(int(self._parent[block]), self._tokens[block].tobytes())
-        at = int(self._buckets[bucket])
+        bucket = self._bucket(self._parent[block], self._tokens[block].tobytes())
+        at = self._buckets[bucket]
         if at == block:
             self._buckets[bucket] = self._chain[block]
             return
         while self._chain[at] != block:
-            at = int(self._chain[at])
+            at = self._chain[at]
         self._chain[at] = self._chain[block]
 
     def clear(self) -> None:
         """Forget all."""
-        self._serial[:] = 0
-        self._buckets[:] = NULL_BLOCK
+        self._serials()[:] = 0
+        self._heads()[:] = NULL_BLOCK
+
+    def rebuild(self) -> Blocks:
+        """Chain anew what is published, whatever an interrupted call has left of the chains.
+
+        Returns:
+            All blocks, in the order in which they should be used again: first those that are not published, then the
+            newest before those it stands on.
+        """
+        self._heads()[:] = NULL_BLOCK
+        order = np.argsort(-self._serials()[1:], kind="stable") + 1
+        count = int(np.count_nonzero(self._serials()))
+        for block in order[:count].tolist():
+            self._link(self._bucket(self._parent[block], self._tokens[block].tobytes()), block)
+        return np.roll(order, -count)
 
     def check_integrity(self) -> None:
         """Each published block is in one chain, once, and found under its content; no other block is in any."""
-        published = self._serial.nonzero()[0].tolist()
+        published = self._serials().nonzero()[0].tolist()
         chained: list[int] = []
-        for head in self._buckets[self._buckets != NULL_BLOCK].tolist():
-            block = head
-            while block != NULL_BLOCK and len(chained) <= len(published):
-                chained.append(block)
-                block = int(self._chain[block])
+        for block in filter(None, self._buckets):
+            at = block
+            while at != NULL_BLOCK and len(chained) <= len(published):
+                chained.append(at)
+                at = self._chain[at]
         assert sorted(chained) == published, f"blocks {sorted(chained)} are chained, and {published} are published"
         for block in published:
-            found = self.find(int(self._parent[block]), self._tokens[block])
+            found = self.find(self._parent[block], self._tokens[block])
             assert found == block, f"block {block} is published, and {found} is found in its place"
 
     def _find(self, bucket: int, parent: int, content: bytes) -> int:
-        block = int(self._buckets[bucket])
+        block = self._buckets[bucket]
         while block != NULL_BLOCK:
             if self._parent[block] == parent and self._tokens[block].tobytes() == content:
                 return block
-            block = int(self._chain[block])
+            block = self._chain[block]
         return NULL_BLOCK
 
     def _bucket(self, parent: int, content: bytes) -> int:
         return hash((parent, content)) & (len(self._buckets) - 1)
+
+    def _link(self, bucket: int, block: int) -> None:
+        self._chain[block], self._buckets[bucket] = self._buckets[bucket], block
+
+    def _serials(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.frombuffer(self._serial, dtype=np.int64)
+
+    def _heads(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        return np.frombuffer(self._buckets, dtype=np.int32)

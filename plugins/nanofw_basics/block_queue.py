@@ -1,10 +1,16 @@
-"""Blocks that nobody holds, in the order in which they will be used: a linked list in two arrays."""
+"""Blocks that nobody holds, in the order in which they will be used: a linked list in two arrays.
+
+Single elements of an `array` are read three times as fast as those of a numpy array.
+"""
 
 from __future__ import annotations
+
+from array import array
 
 import numpy as np
 
 from nanofw.batch import NULL_BLOCK
+from nanofw_basics.block_index import Blocks
 
 END = NULL_BLOCK
 """The null block is never queued, so its links hold the first and the last block of the list."""
@@ -18,44 +24,44 @@ class BlockQueue:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._next, self._previous = np.zeros((2, num_blocks), dtype=np.int32)
+        self._next, self._previous = (array("i", bytes(4 * num_blocks)) for _ in range(2))
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def fill(self) -> None:
-        """All blocks, the lowest first."""
-        size = len(self._next)
-        self._next[:] = np.roll(np.arange(size), -1)
-        self._previous[:] = np.roll(np.arange(size), 1)
-        self._count = size - 1
+    def fill(self, blocks: Blocks) -> None:
+        """All blocks, in this order."""
+        ring = np.append(END, blocks)
+        np.frombuffer(self._next, dtype=np.int32)[ring] = np.roll(ring, -1)
+        np.frombuffer(self._previous, dtype=np.int32)[ring] = np.roll(ring, 1)
+        self._count = len(blocks)
 
     def push(self, block: int, *, first: bool) -> None:
         """Put a block at the end, or in front."""
-        before, after = (END, int(self._next[END])) if first else (int(self._previous[END]), END)
+        before, after = (END, self._next[END]) if first else (self._previous[END], END)
         self._link(before, block)
         self._link(block, after)
         self._count += 1
 
     def pop(self) -> int:
         """Take the first block."""
-        block = int(self._next[END])
+        block = self._next[END]
         self.remove(block)
         return block
 
     def remove(self, block: int) -> None:
         """Take a block out, wherever it is."""
-        self._link(int(self._previous[block]), int(self._next[block]))
+        self._link(self._previous[block], self._next[block])
         self._count -= 1
 
     def blocks(self) -> list[int]:
         """All of them, in order. For tests."""
         found: list[int] = []
-        block = int(self._next[END])
+        block = self._next[END]
         while block != END and len(found) <= self._count:
             found.append(block)
-            block = int(self._next[block])
+            block = self._next[block]
         assert len(found) == self._count, f"{self._count} blocks counted, {len(found)} linked"
         return found
 

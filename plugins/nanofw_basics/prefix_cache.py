@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from nanofw.table import IntArray, TokenIds
 
 
+Key = tuple[int, bytes]
+"""A block's content: the serial of the block before it, and its tokens."""
+
+
 class PrefixKVCache(PagedKVCache):
     """A paged cache with reference counts, an index of published blocks, and a queue of blocks that nobody holds."""
 
@@ -31,6 +35,9 @@ class PrefixKVCache(PagedKVCache):
         self._owners = np.zeros(spec.num_blocks, dtype=np.int32)
         self._published, self._last = np.zeros((2, spec.rows), dtype=np.int64)  # blocks of a row, serial of the last
         self._borrowed = np.zeros(spec.rows, dtype=bool)  # rows that may not write into their last block
+        # The whole block of its prompt that each row computes next, and the first row to compute it.
+        self._next: list[Key | None] = [None] * spec.rows
+        self._filling: dict[Key, int] = {}
         super().__init__(spec, options)
 
     @property
@@ -55,7 +62,13 @@ class PrefixKVCache(PagedKVCache):
             self._owners[block] += 1
         self._hold(row, found)
         self._published[row], self._last[row] = len(found), serial
+        self._fills(row, tokens)
         return len(found) * self.block_size
+
+    def worth_waiting(self, row: int) -> bool:
+        """Whether an earlier row fills the next block. Of twins the first one computes, after SGLang's scheduler."""
+        key = self._next[row]
+        return key is not None and self._filling.get(key, row) != row
 
     def fork(self, source: int, row: int, length: int) -> int:
         """Share the source's blocks. A last one that is not full is copied when `row` is about to grow in it."""
@@ -92,6 +105,8 @@ class PrefixKVCache(PagedKVCache):
                 block = self._index.publish(mine, serial, tokens[start : start + self.block_size])
                 serial = self._index.serial(block)
             self._published[row], self._last[row] = full[at], serial
+            if self._next[row] is not None:
+                self._fills(row, tokens)
 
     def free(self, row: int) -> None:
         """Let go of the row's blocks. What is published is kept for later; the rest is used again first."""
@@ -99,15 +114,22 @@ class PrefixKVCache(PagedKVCache):
             self._let_go(block)
         self._hold(row, [])
         self._borrowed[row] = False
+        self._fills(row, ())
 
     def clear(self) -> None:
         """Nothing is held, nothing is published."""
-        super().clear()
-        self._queue.fill()
         self._index.clear()
+        self.recover()
+
+    def recover(self) -> None:
+        """Nothing is held. Published blocks stay: nobody writes into them, so no broken step can have spoiled them."""
+        super().clear()
+        self._queue.fill(self._index.rebuild())
         self._owners[:] = 0
         self._published[:] = self._last[:] = 0
         self._borrowed[:] = False
+        self._next[:] = [None] * self.spec.rows
+        self._filling.clear()
 
     def check_integrity(self) -> None:
         """Each block is in the queue or held, by as many rows as it counts; published ones can be found."""
@@ -147,6 +169,16 @@ class PrefixKVCache(PagedKVCache):
         self._owners[block] -= 1
         if not self._owners[block]:
             self._queue.push(block, first=not self._index.serial(block))
+
+    def _fills(self, row: int, token_ids: TokenIds) -> None:
+        """Note which block of `token_ids` the row computes next. One that ends with them could not be found."""
+        if (old := self._next[row]) is not None and self._filling.get(old) == row:
+            del self._filling[old]
+        start, self._next[row] = int(self._published[row]) * self.block_size, None
+        if start + self.block_size < len(token_ids):
+            block = np.asarray(token_ids[start : start + self.block_size], dtype=np.int32)
+            key = self._next[row] = (int(self._last[row]), block.tobytes())
+            self._filling.setdefault(key, row)
 
     def _hold(self, row: int, blocks: Sequence[int]) -> None:
         self.block_table[row, : self._held[row]] = NULL_BLOCK

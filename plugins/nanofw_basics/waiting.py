@@ -35,15 +35,13 @@ class WaitingLine:
 
     def first(self) -> Request:
         """Whose turn it is. There must be somebody."""
-        while self._heap[0][1] not in self._waiting:
-            heapq.heappop(self._heap)
         return self._heap[0][1]
 
     def leave(self, request: Request) -> None:
         """Admitted, or aborted; nothing happens if it does not wait."""
         self._waiting.discard(request)
-        if not self._waiting:
-            self._heap.clear()
+        while self._heap and self._heap[0][1] not in self._waiting:
+            heapq.heappop(self._heap)
 
     def clear(self) -> None:
         """All leave."""

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import Phase
 
-from nanofw import SamplingParams
-from nanofw.testing.audited import audited_engine, host_with
+from nanofw import PluginHost, SamplingParams
+from nanofw.testing.audited import audited_engine, audited_steps, host_with, prompt
 from nanofw.testing.kv_cache_suite import KVCacheSuite
+from nanofw.testing.ledger import Ledger
 from nanofw.testing.soak import Soak
 from nanofw_basics.block_index import BlockIndex
 from nanofw_basics.prefix_cache import PrefixKVCache
@@ -98,7 +99,29 @@ class WritesIntoShared(PrefixKVCache):
         return length
 
 
-@pytest.mark.parametrize("fault", [FullHits, PublishesEarly, IgnoresTheBeginning, TrustsHashes, WritesIntoShared])
+class WaitsForEver(PrefixKVCache):
+    """Still waits for a block when the request that was to fill it has gone."""
+
+    def free(self, row):
+        key = self._next[row]
+        super().free(row)
+        if key is not None:
+            self._filling[key] = -1
+
+
+class RemembersTooMuch(PrefixKVCache):
+    """After a step that broke off, takes what was never computed for published."""
+
+    def recover(self):
+        for block in self._owners.nonzero()[0].tolist():
+            self._index.publish(block, self._index.serial(block - 1), np.full(4, 5, dtype=np.int32))
+        super().recover()
+
+
+MUTANTS = [FullHits, PublishesEarly, IgnoresTheBeginning, TrustsHashes, WritesIntoShared, WaitsForEver]
+
+
+@pytest.mark.parametrize("fault", MUTANTS)
 def test_the_suite_finds(fault):
     """Each by a random life of requests in the cache."""
     suite = type("Suite", (TestPrefixKVCache,), {"backend": fault, "phases": (Phase.generate,), "max_examples": 2000})()
@@ -121,6 +144,12 @@ def test_served_requests_find(fault):
     suite = type("Suite", (TestPrefixKVCache,), {"backend": fault})()
     with pytest.raises(Exception):  # noqa: B017, PT011
         suite.test_prompts_sent_again(8, 0) if fault is FullHits else suite.test_aborted_part_way_through_its_prompt(0)
+
+
+def test_recovered_blocks_are_looked_at():
+    suite = type("Suite", (TestPrefixKVCache,), {"backend": RemembersTooMuch})()
+    with pytest.raises(AssertionError):
+        suite.test_recover()
 
 
 def held(cache, row, tokens):
@@ -167,6 +196,57 @@ def test_nothing_is_found_before_it_is_computed(cache):
     assert begin(cache, 1, A + B + C) == 4
     cache.commit(np.array([0]), np.array([8]), lambda _: A + B)
     assert begin(cache, 1, A + B + C) == 8
+
+
+def test_what_is_worth_waiting_for(cache):
+    """A block that a row before it fills right now, in chunks too; not once it can be found, or will never come."""
+
+    def waits(tokens):
+        cache.match_prefix(1, tokens)
+        found = cache.worth_waiting(1)
+        cache.free(1)
+        return found
+
+    cache.match_prefix(0, A + B + C + [9])
+    assert not cache.worth_waiting(0)
+    assert [waits([*A, 1]), waits(A + C + [1]), waits(A), waits([*B, 1])] == [True, True, False, False]
+    cache.allocate(np.array([0]), np.array([8]))
+    assert waits([*A, 1])
+    cache.commit(np.array([0]), np.array([4]), lambda _: A + B + C + [9])
+    assert [waits([*A, 1]), waits(A + C + [1]), waits(A + B + [1])] == [False, False, True]
+    cache.commit(np.array([0]), np.array([8]), lambda _: A + B + C + [9])
+    assert [waits(A + B + [1]), waits(A + B + C + [1])] == [False, True]
+    cache.free(0)
+    assert not waits(A + B + C + [1])
+    cache.check_integrity()
+
+
+def test_the_second_of_twins_takes_over_when_the_first_is_gone(cache):
+    """Both were let in; the first is aborted, and a third waits for nobody rather than for ever."""
+    for row in (0, 1):
+        cache.match_prefix(row, A + B)
+    assert [cache.worth_waiting(row) for row in (0, 1)] == [False, True]
+    cache.free(0)
+    assert not cache.worth_waiting(1)
+    cache.match_prefix(2, A + B)
+    assert not cache.worth_waiting(2)
+
+
+def test_what_is_kept_when_a_step_breaks_off(cache):
+    """What had been committed; the end of a chain is given up before its beginning."""
+    held(cache, 0, A + B + C)
+    cache.match_prefix(1, A + B + [7] * 4)
+    cache.allocate(np.array([1]), np.array([12]))
+    cache.recover()
+    cache.check_integrity()
+    assert cache.free_blocks == 8
+    assert [begin(cache, 1, A + B + C + [1]), begin(cache, 1, A + B + [7] * 5)] == [12, 8]
+    cache.recover()
+    held(cache, 0, [7] * 26)  # five blocks that hold nothing, and two more
+    assert begin(cache, 1, A + B + C + [1]) == 4
+    cache.clear()
+    assert begin(cache, 1, A + B + C + [1]) == 0
+    cache.check_integrity()
 
 
 def test_shared_blocks_are_the_same_blocks(cache):
@@ -249,23 +329,45 @@ def test_colliding_hashes_do_no_harm(monkeypatch):
     assert begin(cache, 2, B + A + [1]) == 0
 
 
-def test_bookkeeping_is_small():
-    """At most 64 bytes a block beside the token ids that are compared."""
-    cache = TestPrefixKVCache.build(16, num_blocks=2**14, rows=1, max_len=64)
-    parts = [*vars(cache).values(), *vars(cache._queue).values(), *vars(cache._index).values()]
-    sizes = sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
-    assert sizes / 2**14 - 16 * 4 <= 64
-    assert not any(isinstance(part, (dict, set)) for part in parts)
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("budget", [2048, 24])
+def test_a_common_prefix_is_computed_once(budget, depth):
+    """Of sixteen requests at once fifteen wait for what the first computes; one that begins otherwise does not."""
+    host = PluginHost.load(only=("basics", "gather"))
+    engine = audited_engine(host, kv_cache="prefix", max_batch_tokens=budget, steps_in_flight=depth)
+    book = Ledger(engine)
+    how = SamplingParams(temperature=0, max_tokens=1)
+    for number in range(16):
+        book.add(f"{number}", prompt(64, 0) + prompt(3, number), how)
+    book.add("another", prompt(20, 1), how)
+    book.finish(bound=40)
+    steps = audited_steps(engine)
+    assert sum(step.num_tokens for step in steps) == 64 + 16 * 3 + 20
+    if budget == 2048:
+        assert steps[0].query_lens.tolist() == [67, 20]
+
+
+def test_who_waits_goes_on_when_the_first_is_aborted():
+    """Part-way through the common prompt; what it had computed is found."""
+    host = PluginHost.load(only=("basics", "gather"))
+    engine = audited_engine(host, kv_cache="prefix", max_batch_tokens=32)
+    book = Ledger(engine)
+    for name in ("first", "second"):
+        book.add(name, prompt(80, 0), SamplingParams(temperature=0, max_tokens=1))
+    book.step()
+    book.abort("first")
+    book.finish(bound=9)
+    assert [step.query_lens.tolist() for step in audited_steps(engine)] == [[32], [32], [16]]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_cached_tokens_are_reported(llm, depth):
-    """With a real model: the same tokens as without a cache, and the hit in the output."""
+    """With a real model: the same tokens as without a cache, and the hit in the output. Of twins one computes."""
     prompts = [[7] * 40 + [n] for n in range(4)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     plain, cached = llm(), llm(kv_cache="prefix", steps_in_flight=depth)
     expected = [o.outputs[0].token_ids for o in plain.generate(prompts, params)]
-    for hits in ([0] * 4, [32] * 4):
+    for hits in ([0, 32, 32, 32], [32] * 4):
         outputs = cached.generate(prompts, params)
         assert [o.outputs[0].token_ids for o in outputs] == expected
         assert [o.cached_tokens for o in outputs] == hits
