@@ -22,7 +22,12 @@ from rich.table import Table
 
 BATCHES = (1, 2, 4, 8, 16)
 PLAIN = {"impl": "transformers", "runner": "eager", "sampler": "default", "steps_in_flight": 0}
-GRAPHS = PLAIN | {"attention": "triton-paged", "runner": "cuda-graph", "steps_in_flight": 1}
+GRAPHS = PLAIN | {
+    "attention": "triton-paged",
+    "sampler": "triton",
+    "runner": "cuda-graph",
+    "steps_in_flight": 1,
+}
 
 
 @dataclass(frozen=True)

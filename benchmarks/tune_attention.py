@@ -22,7 +22,7 @@ from nanofw.attention import AttentionSpec, Prologue
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV, LayerSpec
 from nanofw_triton.attention import TritonPagedAttention
-from nanofw_triton.plan import DecodeShape, make_workspace
+from nanofw_triton.plan import DecodeShape, longest_first, make_workspace
 
 LAYER = LayerSpec(16, 8, 128, 128**-0.5)
 BLOCK_SIZE = 16
@@ -84,21 +84,22 @@ class Chain:
         norm = torch.ones(128, device=device, dtype=torch.bfloat16)
         self.prologue = Prologue(angle.cos(), angle.sin(), norm, norm, 1e-6)
 
-    def run(self, shape: DecodeShape) -> torch.Tensor:
-        """Every layer once."""
+    def run(self, shape: DecodeShape, sort: bool = False) -> torch.Tensor:
+        """Every layer once; if told so, the longest contexts first."""
         workspace = make_workspace(self.spec, shape.splits, self.batch.num_requests)
-        batch = self.batch.with_plan(replace(self.batch.plan, shape=shape, workspace=workspace))
+        requests = longest_first(self.batch.seq_lens) if sort else None
+        batch = self.batch.with_plan(replace(self.batch.plan, shape=shape, workspace=workspace, requests=requests))
         for cache in self.caches:
             out = self.attention.forward_packed(self.qkv, self.prologue, cache, batch)
         return out
 
-    def microseconds(self, shape: DecodeShape) -> float:
+    def microseconds(self, shape: DecodeShape, sort: bool = False) -> float:
         """Median of one layer."""
-        self.run(shape)
+        self.run(shape, sort)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.run(shape)
+            self.run(shape, sort)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
         for _ in range(12):
@@ -113,7 +114,9 @@ class Chain:
 def compile_one(shape: DecodeShape) -> None:
     """Fill Triton's cache on disk. Batch and context are no constants of the kernel."""
     try:
-        Chain(16, 100, 100, 1).run(shape)
+        chain = Chain(16, 100, 100, 1)
+        for sort in (False, True):
+            chain.run(shape, sort)
         torch.cuda.synchronize()
     except Exception as error:  # the timing run reports it
         print(shape, str(error).splitlines()[0][:100])
@@ -140,16 +143,17 @@ def main() -> None:
         pool.map(compile_one, sorted({s for case in cases for s in candidates(*case)}, key=str), chunksize=1)
     for case in cases:
         chain, found = Chain(*case, LAYERS), []
-        for shape in candidates(*case):
+        ragged = case[1] < case[2]
+        for shape, sort in itertools.product(candidates(*case), (False, True) if ragged else (False,)):
             try:
-                found.append((chain.microseconds(shape), shape))
+                found.append((chain.microseconds(shape, sort), shape, "longest first" if sort else ""))
             except Exception as error:  # too much shared memory, for one
                 print(f"{shape}: {str(error).splitlines()[0][:100]}")
         found.sort(key=lambda pair: pair[0])
         floor, today = chain.tokens * BYTES_A_TOKEN / 4.48e6, chain.batch.plan.shape
         print(f"B={case[0]} contexts {case[1]} to {case[2]}, floor {floor:.2f} us; today {today}:")
-        for us, shape in found[:6]:
-            print(f"    {us:8.2f} us  {shape}", flush=True)
+        for us, shape, order in found[:6] + [row for row in found[6:] if row[1] == today]:
+            print(f"    {us:8.2f} us  {shape} {order}", flush=True)
         del chain
 
 

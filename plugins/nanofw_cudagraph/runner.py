@@ -119,11 +119,11 @@ class CudaGraphRunner(Runner):
         inputs.on_device["slots"].fill_(-1)
         inputs.on_device["rows"].fill_(parts.rows)
         inputs.on_device["feeds"].fill_(inputs.zero_row)
-        plan = parts.attention.plan(inputs.batch(self._last_token, parts.kv_cache.block_size))
         sampling = step.sampling if step is not None else None
 
         def run() -> Sampled:
-            batch = inputs.batch(self._last_token, parts.kv_cache.block_size).with_plan(plan)
+            batch = inputs.batch(self._last_token, parts.kv_cache.block_size)
+            batch = batch.with_plan(parts.attention.plan(batch))  # in the graph: it may read lengths on the device
             logits = parts.model.forward(batch, parts.attention, parts.kv_cache.layers)
             sampled = parts.sampler.sample(logits, inputs.sampling(sampling))
             self._last_token.index_copy_(0, inputs.on_device["rows"], sampled.tokens)

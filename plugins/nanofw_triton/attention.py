@@ -142,7 +142,7 @@ class TritonPagedAttention(Attention):
         work = plan.workspace
         launch(
             packed_decode_kernel,
-            (plan.decoding, spec.num_kv_heads, shape.splits),
+            (spec.num_kv_heads, shape.splits, plan.decoding),
             qkv,
             kv.key,
             kv.value,
@@ -152,11 +152,13 @@ class TritonPagedAttention(Attention):
             batch.seq_lens,
             batch.slot_mapping,
             batch.block_table,
+            batch.seq_lens if plan.requests is None else plan.requests,
             spec.scale,
             prologue.eps,
             *kv.key.stride()[:3],
             batch.block_table.stride(0),
             qkv.shape[0],
+            ALL=plan.requests is None,
             NORM=prologue.q_norm is not None,
             ROWS=max(triton.next_power_of_2(constants["GROUP"] + 1), 16),
             TILE=shape.tile,
@@ -176,7 +178,7 @@ class TritonPagedAttention(Attention):
         requests = batch.seq_lens if plan.requests is None else plan.requests
         launch(
             decode_kernel,
-            (plan.decoding, spec.num_kv_heads, splits),
+            (spec.num_kv_heads, splits, plan.decoding),
             q,
             kv.key,
             kv.value,

@@ -15,6 +15,8 @@ import triton
 
 from nanofw.attention import AttentionSpec
 from nanofw.batch import Batch
+from nanofw.launch import launch
+from nanofw_triton.kernels.order import order_kernel
 
 if TYPE_CHECKING:
     from nanofw.table import IntArray
@@ -62,7 +64,8 @@ class Plan:
     """One step.
 
     Attributes:
-        decoding: how many requests have one query token. requests: `[decoding]` int32, which; None if all do.
+        decoding: how many requests have one query token. requests: `[decoding]` int32, which, the longest context
+            first: programs that start last should not be those that run longest. None if all do and run at once.
         shape: how they are launched. workspace: for split contexts, the same for every layer; None if they are whole.
         tiles: `[tiles, 2]` int32, request and first query of each prefill tile; None if nothing is prefilled.
         queries: query tokens a prefill tile.
@@ -91,7 +94,9 @@ def make_plan(spec: AttentionSpec, batch: Batch, splits: int, multiprocessors: i
     workspace = make_workspace(spec, shape.splits, batch.num_tokens)
     many = np.flatnonzero(query_lens > 1)
     if not len(many):
-        return Plan(batch.num_requests, None, shape, workspace)
+        at_once = programs * shape.splits <= multiprocessors * FULL
+        return Plan(batch.num_requests, None if at_once else longest_first(batch.seq_lens), shape, workspace)
+    single = single[np.argsort(-batch.seq_lens_host[single], kind="stable")]
     group = max(layer.num_heads // layer.num_kv_heads for layer in spec.layers)
     queries = max(triton.next_power_of_2(128 // group), 1) if batch.max_query_len > 16 else max(64 // group, 1)
     return Plan(
@@ -117,6 +122,7 @@ def decode_shape(programs: int, max_seq_len: int, head_size: int, splits: int, m
         32 keys, 1 warp                                         34.3        20.8          246
         bandwidth floor        0.1        1.5        5.9        23.4        14.6          234
     """
+    shortest = 32 if splits else SHORTEST_SPLIT
     if not splits:
         wanted = min(multiprocessors * FULL // programs, -(-max_seq_len // SHORTEST_SPLIT), MAX_SPLITS)
         splits = 1 << max(wanted, 1).bit_length() - 1
@@ -126,7 +132,16 @@ def decode_shape(programs: int, max_seq_len: int, head_size: int, splits: int, m
         return DecodeShape(tile=128, warps=4, stages=1, splits=splits, shortest=128)
     if programs * splits <= multiprocessors * FULL // 2:
         return DecodeShape(tile=64, warps=2, stages=2, splits=splits, shortest=64)
-    return DecodeShape(tile=32, warps=1, stages=2, splits=splits, shortest=32)
+    return DecodeShape(tile=32, warps=1, stages=2, splits=splits, shortest=shortest)
+
+
+def longest_first(seq_lens: torch.Tensor) -> torch.Tensor:
+    """`[B]` int32: requests by falling length, found on the device."""
+    requests, rows = len(seq_lens), 16
+    order = torch.empty(requests, dtype=torch.int32, device=seq_lens.device)
+    grid = (triton.cdiv(requests, rows),)
+    launch(order_kernel, grid, seq_lens, order, requests, ROWS=rows, REQUESTS_PAD=triton.next_power_of_2(requests))
+    return order
 
 
 def make_workspace(spec: AttentionSpec, splits: int, tokens: int) -> Workspace | None:

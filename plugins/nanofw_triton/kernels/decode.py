@@ -28,7 +28,7 @@ def decode_kernel(
     value_ptr,
     out_ptr,  # [T, Hq, D], or [splits, T, Hq, D] float32 when split
     lse_ptr,  # [splits, T, Hq] float32, base 2; unused when not split
-    requests_ptr,  # [R] int32, which requests decode; unused when all do
+    requests_ptr,  # [R] int32, which requests decode, in which order; unused when all do, in theirs
     cu_seqlens_q_ptr,
     seq_lens_ptr,
     table_ptr,
@@ -56,7 +56,7 @@ def decode_kernel(
     PRECISION: tl.constexpr,
 ):
     """Attend over one split of one request's context for one KV head."""
-    index, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head, split, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     request = index if ALL else tl.load(requests_ptr + index)
     token = tl.load(cu_seqlens_q_ptr + request).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request)

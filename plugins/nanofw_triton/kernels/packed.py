@@ -35,6 +35,7 @@ def packed_decode_kernel(
     seq_lens_ptr,  # [B]
     slots_ptr,  # [B]
     table_ptr,  # [B, M]
+    requests_ptr,  # [B] int32, in which order; unused when in theirs
     scale,
     eps,
     kv_stride_block,
@@ -42,6 +43,7 @@ def packed_decode_kernel(
     kv_stride_h,
     table_stride,
     requests,  # B
+    ALL: tl.constexpr,  # the requests in their own order
     NORM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,  # Hq
@@ -60,8 +62,9 @@ def packed_decode_kernel(
 ):
     """One split of one request's context for one KV head."""
     begin(PDL)
-    request, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    kv_heads = tl.num_programs(1)
+    kv_head, split, index = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_heads = tl.num_programs(0)
+    request = (index if ALL else tl.load(requests_ptr + index)).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request)
     old = tl.maximum(seq_len - 1, 0)  # keys that earlier steps stored
     first = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
