@@ -24,7 +24,8 @@ class BlockIndex:
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
+        self._width = 4 * block_size
+        self._tokens = bytearray(num_blocks * self._width)
         self._serial, self._parent = (array("q", bytes(8 * num_blocks)) for _ in range(2))
         self._chain = array("i", bytes(4 * num_blocks))
         self._buckets = array("i", bytes(4 << (num_blocks - 1).bit_length()))
@@ -51,7 +52,8 @@ class BlockIndex:
         if found := self._find(bucket, parent, content):
             return found
         self._added += 1
-        self._tokens[block], self._parent[block] = tokens, parent
+        self._tokens[block * self._width : (block + 1) * self._width] = content
+        self._parent[block] = parent
         self._serial[block] = self._added  # last: a call that breaks off here leaves it published whole, or not at all
         self._link(bucket, block)
         return block
@@ -61,7 +63,7 @@ class BlockIndex:
         if not self._serial[block]:
             return
         self._serial[block] = 0
-        bucket = self._bucket(self._parent[block], self._tokens[block].tobytes())
+        bucket = self._bucket(self._parent[block], self._content(block))
         at = self._buckets[bucket]
         if at == block:
             self._buckets[bucket] = self._chain[block]
@@ -86,7 +88,7 @@ class BlockIndex:
         order = np.argsort(-self._serials()[1:], kind="stable") + 1
         count = int(np.count_nonzero(self._serials()))
         for block in order[:count].tolist():
-            self._link(self._bucket(self._parent[block], self._tokens[block].tobytes()), block)
+            self._link(self._bucket(self._parent[block], self._content(block)), block)
         return np.roll(order, -count)
 
     def check_integrity(self) -> None:
@@ -100,16 +102,20 @@ class BlockIndex:
                 at = self._chain[at]
         assert sorted(chained) == published, f"blocks {sorted(chained)} are chained, and {published} are published"
         for block in published:
-            found = self.find(self._parent[block], self._tokens[block])
+            parent, content = self._parent[block], self._content(block)
+            found = self._find(self._bucket(parent, content), parent, content)
             assert found == block, f"block {block} is published, and {found} is found in its place"
 
     def _find(self, bucket: int, parent: int, content: bytes) -> int:
         block = self._buckets[bucket]
         while block != NULL_BLOCK:
-            if self._parent[block] == parent and self._tokens[block].tobytes() == content:
+            if self._parent[block] == parent and self._content(block) == content:
                 return block
             block = self._chain[block]
         return NULL_BLOCK
+
+    def _content(self, block: int) -> bytes:
+        return bytes(self._tokens[block * self._width : (block + 1) * self._width])
 
     def _bucket(self, parent: int, content: bytes) -> int:
         return hash((parent, content)) & (len(self._buckets) - 1)

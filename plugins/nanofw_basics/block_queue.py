@@ -44,11 +44,15 @@ class BlockQueue:
         self._link(block, after)
         self._count += 1
 
-    def pop(self) -> int:
-        """Take the first block."""
-        block = self._next[END]
-        self.remove(block)
-        return block
+    def take(self, count: int) -> list[int]:
+        """Take the first blocks; there must be so many."""
+        taken, block = [], END
+        for _ in range(count):
+            block = self._next[block]
+            taken.append(block)
+        self._link(END, self._next[block])
+        self._count -= count
+        return taken
 
     def remove(self, block: int) -> None:
         """Take a block out, wherever it is."""

@@ -64,19 +64,20 @@ class PagedKVCache(KVCache):
 
     def allocate(self, rows: IntArray, lengths: IntArray) -> bool:
         """Give each row the blocks it lacks, all or nothing."""
-        if (lengths <= self._room[rows]).all():  # most decode steps
+        short = (lengths > self._room[rows]).nonzero()[0]
+        if not len(short):  # many a decode step
             return True
+        rows, lengths = rows[short], lengths[short]
         held = self._held[rows]
-        lacking = np.maximum(-(-lengths // self.block_size) - held, 0)
+        lacking = -(-lengths // self.block_size) - held
         total = int(lacking.sum())
         if total > self.free_blocks:
             return False
-        if total:
-            owner = np.repeat(np.arange(len(rows)), lacking)
-            nth = np.arange(total) - np.repeat(np.cumsum(lacking) - lacking, lacking)
-            self.block_table[rows[owner], held[owner] + nth] = self._take(total)
-            self._held[rows] = held + lacking
-            self._room[rows] = (held + lacking) * self.block_size
+        owner = np.repeat(np.arange(len(rows)), lacking)
+        nth = np.arange(total) - np.repeat(np.cumsum(lacking) - lacking, lacking)
+        self.block_table[rows[owner], held[owner] + nth] = self._take(total)
+        self._held[rows] = held + lacking
+        self._room[rows] = (held + lacking) * self.block_size
         return True
 
     def free(self, row: int) -> None:

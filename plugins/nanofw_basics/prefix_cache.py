@@ -95,16 +95,16 @@ class PrefixKVCache(PagedKVCache):
     def commit(self, rows: IntArray, lengths: IntArray, tokens_of: Callable[[int], TokenIds]) -> None:
         """Publish the blocks that have become full. One that another request has published meanwhile stays private."""
         full = lengths // self.block_size
-        for at in (full > self._published[rows]).nonzero()[0]:
-            row = int(rows[at])
+        begun = self._published[rows]
+        due = (full > begun).nonzero()[0]
+        rows, full, begun = rows[due], full[due], begun[due]
+        for row, first, end in zip(rows.tolist(), begun.tolist(), full.tolist(), strict=True):
             tokens = np.asarray(tokens_of(row), dtype=np.int32)
             serial = int(self._last[row])
-            for nth in range(int(self._published[row]), int(full[at])):
-                start = nth * self.block_size
-                mine = int(self.block_table[row, nth])
-                block = self._index.publish(mine, serial, tokens[start : start + self.block_size])
+            for nth, mine in enumerate(self.block_table[row, first:end].tolist(), first):
+                block = self._index.publish(mine, serial, tokens[nth * self.block_size : (nth + 1) * self.block_size])
                 serial = self._index.serial(block)
-            self._published[row], self._last[row] = full[at], serial
+            self._published[row], self._last[row] = end, serial
             if self._next[row] is not None:
                 self._fills(row, tokens)
 
@@ -148,7 +148,7 @@ class PrefixKVCache(PagedKVCache):
         self._index.check_integrity()
 
     def _take(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        blocks = [self._queue.pop() for _ in range(count)]
+        blocks = self._queue.take(count)
         for block in blocks:
             self._index.drop(block)
         self._owners[blocks] = 1
