@@ -11,6 +11,7 @@ import torch
 from nanofw import capacity
 from nanofw.attention import Attention, AttentionSpec
 from nanofw.batch import Batch, pack
+from nanofw.component import KINDS
 from nanofw.config import Config
 from nanofw.engine import Engine, Resolved
 from nanofw.errors import CapacityError, ConfigError, PluginError
@@ -120,8 +121,15 @@ def build_engine(
     _refuse(chosen["runner"], runner_cls.validate(parts), "these plugins together")
     runner = runner_cls(parts, options["runner"])
     runner.warm_up()
-    built = {"attention": attention, "kv_cache": kv_cache, "scheduler": scheduler, "runner": runner, "sampler": sampler}
-    plugins = {"model": _resolved(host.get("model", config.model_impl), model)}
+    built: dict[Kind, Component] = {
+        "model": model,
+        "attention": attention,
+        "kv_cache": kv_cache,
+        "scheduler": scheduler,
+        "runner": runner,
+        "sampler": sampler,
+    }
+    chosen["model"] = host.get("model", config.model_impl)
     return Engine(
         scheduler=scheduler,
         kv_cache=kv_cache,
@@ -133,7 +141,7 @@ def build_engine(
         tokenizer=source.load_tokenizer(),
         depth=config.steps_in_flight,
         seed=config.seed,
-        plugins=plugins | {kind: _resolved(registration, built[kind]) for kind, registration in chosen.items()},
+        plugins={kind: _resolved(chosen[kind], built[kind], model.spec.device) for kind in KINDS},
         notes=list(size.notes),
         observers={hook: host.observers(hook) for hook in OBSERVER_HOOKS},
     )
@@ -170,9 +178,14 @@ def _refuse(registration: Registration, reasons: list[str], what: str) -> None:
         raise PluginError(f"{registration.label} cannot serve {what}: it has no {'; no '.join(reasons)}")
 
 
-def _resolved(registration: Registration, part: Any) -> Resolved:
+def _resolved(registration: Registration, part: Any, device: torch.device) -> Resolved:
     source = registration.source
-    return Resolved(registration.name, source.distribution, source.version, part.path)
+    invariant = None
+    if isinstance(part, Attention):
+        invariant = part.capabilities.batch_invariant
+    elif isinstance(part, Model | Sampler):
+        invariant = device.type in part.batch_invariant_on
+    return Resolved(registration.name, source.distribution, source.version, part.path, invariant)
 
 
 @torch.inference_mode()

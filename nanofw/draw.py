@@ -60,8 +60,8 @@ def draw_truncated(logits: torch.Tensor, sampling: Sampling, u: torch.Tensor) ->
     top_k = torch.where(sampling.top_k > 0, sampling.top_k, logits.shape[-1])
     probs = probs * (rank < top_k[:, None])
     # top-p counts the mass among the tokens that top-k has kept, as sampling from them would.
-    before = probs.cumsum(dim=-1) - probs
-    keep = (probs > 0) & (before < sampling.top_p[:, None] * probs.sum(dim=-1, keepdim=True))
+    mass = probs.cumsum(dim=-1)  # its end is the sum, in an order that has nothing to do with how many rows there are
+    keep = (probs > 0) & (mass - probs < sampling.top_p[:, None] * mass[:, -1:])
     keep[:, 0] = True
     keep |= ((top_k >= logits.shape[-1]) & (sampling.top_p >= 1))[:, None]
     kept = torch.empty_like(keep).scatter_(-1, ids, keep)

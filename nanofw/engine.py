@@ -42,12 +42,17 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Which plugin really serves a kind, and the path it takes where that can vary."""
+    """Which plugin really serves a kind, and the path it takes where that can vary.
+
+    Attributes:
+        batch_invariant: of attention, model and sampler, whether they declare it on this device.
+    """
 
     name: str
     distribution: str
     version: str
     path: str = ""
+    batch_invariant: bool | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -96,6 +101,15 @@ class Engine:
     def resolved(self) -> dict[str, Resolved]:
         """By kind, which plugin really runs, and by which path."""
         return self.plugins | {"runner": replace(self.plugins["runner"], path=self.runner.report.path)}
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a request gets the same bits alone and in any company: attention, model and sampler all declare it.
+
+        As long as the same pieces of it are computed: a prompt that is cut by the budget of a step, found in the cache,
+        or put back and computed again, is another computation, and may round otherwise.
+        """
+        return all(part.batch_invariant for part in self.plugins.values() if part.batch_invariant is not None)
 
     def add(
         self,

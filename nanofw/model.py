@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +41,12 @@ class Model(Component):
 
     Attributes a subclass sets:
         spec: its geometry.
+        batch_invariant_on: types of devices on which the logits of a request have the same bits alone and in any
+            company, with an attention that has this property. Set by the instance where an option decides.
     """
 
     spec: ModelSpec
+    batch_invariant_on: Collection[str] = ()
 
     @abstractmethod
     def __init__(self, source: ModelSource, dtype: torch.dtype, device: torch.device, options: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,12 @@ class Sampler(Component):
 
     Random numbers are counter-based, a function of (seed, position), so nothing is drawn from a shared stream and a
     request that is preempted and recomputed gets the same tokens again.
+
+    Attributes a subclass declares:
+        batch_invariant_on: types of devices on which log-probabilities too have the same bits alone and in any company.
     """
+
+    batch_invariant_on: Collection[str] = ()
 
     def __init__(self, options: Any) -> None:
         self.options = options

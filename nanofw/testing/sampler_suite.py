@@ -120,6 +120,36 @@ class SamplerSuite(Suite):
             assert self.tokens(logits[i : i + 1], [row]) == together[i : i + 1], f"row {i} alone"
         assert self.tokens(logits.flip(0), rows[::-1]) == together[::-1]
 
+    @cases(lambda suite: (1, 3))
+    def test_company_changes_no_bit(self, case: int) -> None:
+        """Batch invariance, where it is declared: log-probabilities too, with so many threads (on a CPU).
+
+        Vocabularies large enough for a row of its own to be cut into parts that threads sum up.
+        """
+        device = torch.device(self.device or os.environ.get("NANOFW_TEST_DEVICE") or "cpu").type
+        if device not in self.backend.batch_invariant_on:
+            pytest.skip(f"{self.backend.__name__} does not declare batch invariance on {device}")
+        threads = torch.get_num_threads()
+        torch.set_num_threads(case)
+        try:
+            for vocab in (300, 4099, 151_936):
+                self._check_bits(torch.randn(9, vocab, generator=generator(7)) * 3)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _check_bits(self, logits: torch.Tensor) -> None:
+        rows: list[dict[str, Any]] = [
+            {"temperature": (0.0, 1.0, 0.7)[i % 3], "top_k": (0, 0, 50)[i % 3], "top_p": (1.0, 0.9)[i % 2], "seed": i}
+            for i in range(len(logits))
+        ]
+        together = self.sample(logits, rows, logprobs=5)
+        for i, row in enumerate(rows):
+            alone = self.sample(logits[i : i + 1].clone(), [row], logprobs=1 + i % 5)
+            for name in ("tokens", "logprobs", "top_ids", "top_logprobs"):
+                one, other = getattr(alone, name)[0], getattr(together, name)[i]
+                what = f"row {i} of {len(rows)}, vocabulary of {logits.shape[1]}"
+                assert torch.equal(one, other[: len(one)] if one.ndim else other), f"{what}: {name} have other bits"
+
     def test_seed_and_position_decide(self) -> None:
         """The same twice is the same token; another seed or position is another draw."""
         logits = torch.zeros(1, 1000)

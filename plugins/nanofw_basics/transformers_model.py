@@ -8,6 +8,7 @@ When a model is made it runs once with a probe in place of the attention: see `t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -22,6 +23,7 @@ from nanofw.errors import PluginError
 from nanofw.kv_cache import LayerKV
 from nanofw.model import Model, ModelSpec
 from nanofw.weights import ModelSource
+from nanofw_basics.one_by_one import one_by_one
 from nanofw_basics.transformers_probe import PROBE, probe, unsupported
 
 NAME = "nanofw"
@@ -68,9 +70,12 @@ class TransformersModel(Model):
             compile: backend of torch.compile ("inductor"), which fuses what lies between the projections and the
                 attention; empty: as transformers wrote them. Compiled once for one token a step and once for more, by
                 the first steps.
+            batch_invariant: run the requests of a step one after another, so that each gets the same bits alone and in
+                any company. Slow: a step takes as long as all of them alone.
         """
 
         compile: str = ""
+        batch_invariant: bool = False
 
         def __post_init__(self) -> None:
             if self.compile and self.compile not in (known := torch.compiler.list_backends(exclude_tags=())):
@@ -85,6 +90,7 @@ class TransformersModel(Model):
         if reasons:
             raise _refusal(source, reasons)
         self.options = options
+        self.batch_invariant_on = (device.type,) if options.batch_invariant else ()
         self.module = cast("Any", source.load_module(dtype, device, PROBE))
         max_len = int(source.config.max_position_embeddings)
         layers, reasons = probe(self.module, source.config, max_len, dtype, device)
@@ -106,6 +112,10 @@ class TransformersModel(Model):
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: Attention, kv: Sequence[LayerKV]) -> torch.Tensor:
         """Logits `[B, V]` of the model's dtype; see the contract."""
+        run = functools.partial(self._run, attention=attention, kv=kv)
+        return one_by_one(run, batch, attention, kv[0].block_size) if self.options.batch_invariant else run(batch)
+
+    def _run(self, batch: Batch, attention: Attention, kv: Sequence[LayerKV]) -> torch.Tensor:
         output = self.module(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],

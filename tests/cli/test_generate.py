@@ -26,7 +26,7 @@ def test_json_is_all_there_is_on_stdout(nanofw: Any) -> None:
         assert output["text"]
     assert set(report["resolved"]) == {"model", "attention", "kv_cache", "scheduler", "runner", "sampler"}
     assert report["resolved"]["attention"]["name"] == "vectorized-gather"
-    assert set(report["resolved"]["runner"]) == {"name", "distribution", "version", "path"}
+    assert set(report["resolved"]["runner"]) == {"name", "distribution", "version", "path", "batch_invariant"}
     assert "KV cache: " in ran.err
 
 

@@ -60,5 +60,6 @@ def test_report_survives_json(llm):
         "distribution": "nanofw",
         "version": resolved["attention"]["version"],
         "path": "",
+        "batch_invariant": True,
     }
     assert resolved["runner"]["path"] == "eager"

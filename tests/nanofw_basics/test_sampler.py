@@ -1,5 +1,7 @@
 """The default sampler passes the conformance suite, and the suite finds planted faults (A9)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -55,9 +57,29 @@ class LastOfTies(Sampler):
         return Sampled(logits.shape[-1] - 1 - flipped)
 
 
+class SharesAMaximum(Sampler):
+    """Right, and declares batch invariance; but takes the maximum of the whole batch off, which rounds otherwise."""
+
+    batch_invariant_on = ("cpu",)
+
+    def sample(self, logits, sampling):
+        return draw.sample(logits.float() - logits.max(), sampling)
+
+
+class SumsInParts(DefaultSampler):
+    """The mass of the tail summed by `sum`, which threads share when there is one row."""
+
+    def sample(self, logits, sampling):
+        found = super().sample(logits, sampling)
+        mass = logits.float().softmax(-1).sum(-1)
+        return replace(found, logprobs=found.logprobs - mass.log())
+
+
 @pytest.mark.parametrize(
     ("faulty", "check"),
     [
+        (SharesAMaximum, "test_company_changes_no_bit"),
+        (SumsInParts, "test_company_changes_no_bit"),
         (HalfPrecision, "test_tiny_temperatures"),
         (SharedStream, "test_company"),
         (ForgetsPosition, "test_draws_follow"),
