@@ -34,14 +34,13 @@ def candidates(batch: int, shortest: int, longest: int) -> Iterator[DecodeShape]
     """Shapes worth a try."""
     if shortest < longest:
         for (tile, warps), stages, split in itertools.product(((32, 1), (32, 2), (64, 2)), (2, 3), (1, 2, 4, 8)):
-            for part in (tile, 256, 512)[: 1 if split == 1 else 3]:
-                yield DecodeShape(tile, warps, stages, split, part)
+            yield DecodeShape(tile, warps, stages, split)
         return
     splits = [s for s in (1, 2, 4, 8, 16, 32) if s == 1 or (batch * 8 * s <= 132 * 8 and longest // s >= 64)]
     shapes = ((16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 2), (64, 4), (64, 8), (128, 4), (128, 8))
     for (tile, warps), stages, split in itertools.product(shapes, (1, 2, 3), splits):
         if stages == 1 or longest // split > tile:
-            yield DecodeShape(tile, warps, stages, split, tile)
+            yield DecodeShape(tile, warps, stages, split)
 
 
 class Chain:

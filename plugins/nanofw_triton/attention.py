@@ -164,7 +164,6 @@ class TritonPagedAttention(Attention):
             TILE=shape.tile,
             STAGES=shape.stages,
             SPLITS=shape.splits,
-            SHORTEST=shape.shortest,
             num_warps=shape.warps,
             **constants,
             **launch_options(self._pdl),
@@ -192,7 +191,6 @@ class TritonPagedAttention(Attention):
             TILE=shape.tile,
             STAGES=shape.stages,
             SPLITS=splits,
-            SHORTEST=shape.shortest,
             num_warps=shape.warps,
             **self._constants(kv),
         )

@@ -30,19 +30,12 @@ SHORTEST_SPLIT = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """How decode is launched.
-
-    Attributes:
-        tile: keys a loop turn. warps: of a program. stages: turns in flight.
-        splits: parts a context may be cut into. shortest: keys a part has at least, a multiple of `tile`; a context too
-            short for all its splits leaves the rest empty.
-    """
+    """How decode is launched: `tile` keys a loop turn, `warps`, `stages` turns in flight, `splits` of each context."""
 
     tile: int
     warps: int
     stages: int
     splits: int
-    shortest: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +58,7 @@ class Plan:
 
     Attributes:
         decoding: how many requests have one query token. requests: `[decoding]` int32, which, the longest context
-            first: programs that start last should not be those that run longest. None if all do and run at once.
+            first: programs that start last should not be those that run longest. None if all do and start at once.
         shape: how they are launched. workspace: for split contexts, the same for every layer; None if they are whole.
         tiles: `[tiles, 2]` int32, request and first query of each prefill tile; None if nothing is prefilled.
         queries: query tokens a prefill tile.
@@ -94,7 +87,7 @@ def make_plan(spec: AttentionSpec, batch: Batch, splits: int, multiprocessors: i
     workspace = make_workspace(spec, shape.splits, batch.num_tokens)
     many = np.flatnonzero(query_lens > 1)
     if not len(many):
-        at_once = programs * shape.splits <= multiprocessors * FULL
+        at_once = programs * shape.splits <= multiprocessors * FULL // 2
         return Plan(batch.num_requests, None if at_once else longest_first(batch.seq_lens), shape, workspace)
     single = single[np.argsort(-batch.seq_lens_host[single], kind="stable")]
     group = max(layer.num_heads // layer.num_kv_heads for layer in spec.layers)
@@ -114,25 +107,26 @@ def decode_shape(programs: int, max_seq_len: int, head_size: int, splits: int, m
 
     Contexts are split until the GPU is full, but not into parts too short to be worth the merge. Few programs want many
     keys in flight each; many want few registers each, so that more of them run at once. Measured on an H200 by
-    `benchmarks/tune_attention.py`, at head size 128, us a layer:
+    `benchmarks/tune_attention.py`, at head size 128, us a layer; a range stands for contexts of all lengths in it:
 
-        batch x context    1 x 100   16 x 100   64 x 100   256 x 100   16 x 1000   256 x 1000
-        128 keys, 4 warps      3.1        4.4                               21.5
-        64 keys, 2 warps       4.8        6.5       10.7                                  254
-        32 keys, 1 warp                                         34.3        20.8          246
-        bandwidth floor        0.1        1.5        5.9        23.4        14.6          234
+        batch x context     1 x 100   16 x 100   64 x 100   256 x 100   256 x 1000   64 x 100-2000   256 x 100-2000
+        splits                    1          1          1           1            1               2                1
+        128 keys, 4 warps       3.1        4.4
+        64 keys, 2 warps        4.8        6.5       10.7                      254            71.8              259
+        32 keys, 1 warp                                          34.3          246                              252
+        in no order                                                                             85              286
+        bandwidth floor         0.1        1.5        5.9        23.4          234              61              246
     """
-    shortest = 32 if splits else SHORTEST_SPLIT
     if not splits:
         wanted = min(multiprocessors * FULL // programs, -(-max_seq_len // SHORTEST_SPLIT), MAX_SPLITS)
         splits = 1 << max(wanted, 1).bit_length() - 1
     if head_size > 128:
-        return DecodeShape(tile=32, warps=4, stages=2, splits=splits, shortest=32)
+        return DecodeShape(tile=32, warps=4, stages=2, splits=splits)
     if programs * splits <= multiprocessors:
-        return DecodeShape(tile=128, warps=4, stages=1, splits=splits, shortest=128)
-    if programs * splits <= multiprocessors * FULL // 2:
-        return DecodeShape(tile=64, warps=2, stages=2, splits=splits, shortest=64)
-    return DecodeShape(tile=32, warps=1, stages=2, splits=splits, shortest=shortest)
+        return DecodeShape(tile=128, warps=4, stages=1, splits=splits)
+    if programs * splits <= multiprocessors * FULL:
+        return DecodeShape(tile=64, warps=2, stages=2, splits=splits)
+    return DecodeShape(tile=32, warps=1, stages=2, splits=splits)
 
 
 def longest_first(seq_lens: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,6 @@ def decode_kernel(
     TILE: tl.constexpr,  # keys a loop turn
     STAGES: tl.constexpr,  # loop turns in flight
     SPLITS: tl.constexpr,
-    SHORTEST: tl.constexpr,  # keys a split has at least, but the last
     WINDOW: tl.constexpr,  # 0: none
     SOFT_CAP: tl.constexpr,  # 0: none
     PRECISION: tl.constexpr,
@@ -62,7 +61,7 @@ def decode_kernel(
     seq_len = tl.load(seq_lens_ptr + request)
 
     first = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
-    per_split = tl.maximum(tl.cdiv(tl.cdiv(seq_len - first, TILE), SPLITS) * TILE, SHORTEST)
+    per_split = tl.cdiv(tl.cdiv(seq_len - first, TILE), SPLITS) * TILE
     start = first + split * per_split
     end = tl.minimum(start + per_split, seq_len)
 

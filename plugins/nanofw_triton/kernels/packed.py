@@ -54,7 +54,6 @@ def packed_decode_kernel(
     TILE: tl.constexpr,  # keys a loop turn
     STAGES: tl.constexpr,  # loop turns in flight
     SPLITS: tl.constexpr,
-    SHORTEST: tl.constexpr,  # keys a split has at least, but the last
     WINDOW: tl.constexpr,  # 0: none
     SOFT_CAP: tl.constexpr,  # 0: none
     PDL: tl.constexpr,
@@ -68,10 +67,10 @@ def packed_decode_kernel(
     seq_len = tl.load(seq_lens_ptr + request)
     old = tl.maximum(seq_len - 1, 0)  # keys that earlier steps stored
     first = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
-    per_split = tl.maximum(tl.cdiv(tl.cdiv(old - first, TILE), SPLITS) * TILE, SHORTEST)
+    per_split = tl.cdiv(tl.cdiv(old - first, TILE), SPLITS) * TILE
     start = first + split * per_split
     end = tl.minimum(start + per_split, old)
-    used = tl.maximum(tl.cdiv(old - first, per_split), 1)
+    used = tl.maximum(tl.cdiv(old - first, tl.maximum(per_split, 1)), 1)
     if split >= used:
         return
 
