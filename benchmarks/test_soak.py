@@ -1,4 +1,4 @@
-"""10^5 random events for each scheduler, cache and depth: nothing lost, nothing leaked, and memory that does not grow.
+"""10^5 random events for each of many combinations: nothing lost, nothing leaked, and memory that does not grow.
 
 pytest benchmarks/test_soak.py -s
 """
@@ -6,6 +6,7 @@ pytest benchmarks/test_soak.py -s
 from __future__ import annotations
 
 import gc
+import itertools
 
 import numpy as np
 import psutil
@@ -23,14 +24,41 @@ from nanofw.weights import resolve
 EVENTS = 100_000
 
 
+FCFS: dict[str, str] = {}
+SHORTEST = {"order": "shortest", "victim": "least-lost"}
+RESERVE = {"order": "priority", "admission": "reserve"}
+PIECES, WHOLE = 12, 512
+"""Tokens a step: prompts in chunks, or in one piece."""
+
+COMBINATIONS = [
+    *(("continuous", FCFS, *rest) for rest in itertools.product(("paged", "prefix"), (0, 1), (PIECES, WHOLE))),
+    *(("continuous", SHORTEST, "prefix", depth, PIECES) for depth in (0, 1)),
+    *(("continuous", RESERVE, "prefix", depth, WHOLE) for depth in (0, 1)),
+    *(("static", FCFS, "prefix", depth, PIECES) for depth in (0, 1)),
+]
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("kv_cache", ["paged", "prefix"])
-@pytest.mark.parametrize("scheduler", ["continuous", "static"])
-def test_soak(benchmark, host: PluginHost, scheduler: str, kv_cache: str, depth: int) -> None:
-    settings = {"kv_blocks": 24, "max_num_seqs": 8, "max_batch_tokens": 48, "options": {"kv_cache": {"block_size": 4}}}
-    kinds = {"scheduler": scheduler, "kv_cache": kv_cache}
-    engine = audited_engine(host, (2, 17), steps_in_flight=depth, **kinds, **settings)
+@pytest.mark.parametrize(
+    ("scheduler", "policies", "kv_cache", "depth", "budget"),
+    COMBINATIONS,
+    ids=["-".join([c[0], *c[1].values(), c[2], f"depth{c[3]}", f"budget{c[4]}"]) for c in COMBINATIONS],
+)
+def test_soak(
+    benchmark, host: PluginHost, scheduler: str, policies: dict[str, str], kv_cache: str, depth: int, budget: int
+) -> None:
+    """Adds, aborts, forks, preemptions, hits, ends and failures; the cache's integrity and all tokens are checked."""
+    engine = audited_engine(
+        host,
+        (2, 17),
+        scheduler=scheduler,
+        kv_cache=kv_cache,
+        steps_in_flight=depth,
+        kv_blocks=24,
+        max_num_seqs=8,
+        max_batch_tokens=budget,
+        options={"kv_cache": {"block_size": 4}, "scheduler": policies},
+    )
     soak, process = Soak(engine), psutil.Process()
     soak.run(EVENTS // 10)
     gc.collect()
@@ -39,7 +67,8 @@ def test_soak(benchmark, host: PluginHost, scheduler: str, kv_cache: str, depth:
     gc.collect()
     grown = (process.memory_info().rss - before) / 2**20
     benchmark.extra_info |= {**soak.counts, "grown_mib": round(grown, 2)}
-    print(f"\n{scheduler}, {kv_cache}, depth {depth}: {soak.events:,} events {soak.counts}, grown by {grown:.1f} MiB")
+    what = " ".join([scheduler, *policies.values(), kv_cache])
+    print(f"\n{what}, depth {depth}, budget {budget}: {soak.events:,} events {soak.counts}, grown by {grown:.1f} MiB")
 
 
 def test_real_requests(benchmark, host: PluginHost) -> None:

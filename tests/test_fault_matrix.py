@@ -1,0 +1,348 @@
+"""Faults that users of other engines reported, cases A3 to A9, whatever is switched on.
+
+The prefix cache on and off, static buffers (what a graph replays) on and off, prompts in chunks and in one piece, a
+step in flight or none. What comes out is compared with the model's own tokens, or with the same request alone in the
+plainest engine. Cases that concern a single kernel, sampler or checkpoint are in the suites and beside their plugins.
+"""
+
+import functools
+import itertools
+
+import pytest
+import torch
+
+import nanofw
+from nanofw import LLM, Attention, Capabilities, Config, PluginHost, SamplingParams
+from nanofw.build import build_engine
+from nanofw.errors import RequestError
+from nanofw.testing.audited import audited_engine, check, context_model, nothing_left, prompt, run
+from nanofw.testing.ledger import Ledger
+from nanofw.testing.null import NullModel, NullSource
+from nanofw.text import REPLACEMENT
+
+
+class ByToken(Attention):
+    """Each token attends by itself, all lengths on the device: slow, and can be replayed from static buffers."""
+
+    capabilities = Capabilities(windows=True, soft_cap=True, graphs=True)
+
+    def attend(self, q, kv, batch):
+        token = torch.arange(len(q), dtype=torch.int32)
+        owner = torch.searchsorted(batch.cu_seqlens_q, token, right=True) - 1
+        position = (batch.seq_lens[owner] - batch.cu_seqlens_q[owner + 1] + token)[:, None]
+        table = batch.block_table.long()[owner]
+        group = q.shape[1] // kv.key.shape[2]
+        k, v = (pool[table].flatten(1, 2).repeat_interleave(group, dim=2) for pool in (kv.key, kv.value))
+        scores = torch.einsum("thd,tshd->ths", q, k) * kv.spec.scale
+        if kv.spec.soft_cap is not None:
+            scores = kv.spec.soft_cap * torch.tanh(scores / kv.spec.soft_cap)
+        key = torch.arange(k.shape[1])
+        seen = key <= position
+        if kv.spec.window is not None:
+            seen &= key > position - kv.spec.window
+        weights = scores.masked_fill(~seen[:, None], float("-inf")).softmax(dim=-1).nan_to_num(0.0)
+        return torch.einsum("ths,tshd->thd", weights, v)
+
+
+class Plugin:
+    nanofw_api = nanofw.API
+
+    @staticmethod
+    @nanofw.hookimpl
+    def nanofw_register_attention(register):
+        register("by-token", ByToken)
+
+
+@functools.cache
+def host():
+    loaded = PluginHost.load(only=("basics", "gather", "cudagraph"))
+    loaded.register(Plugin, "by-token")
+    return loaded
+
+
+class Switches:
+    """One combination, and the engines that have it."""
+
+    def __init__(self, prefix, static, chunked, depth):
+        self.prefix, self.static, self.chunked, self.depth = prefix, static, chunked, depth
+
+    def __str__(self):
+        names = ("prefix" * self.prefix, "static" * self.static, "chunked" * self.chunked, "ahead" * self.depth)
+        return "-".join(filter(None, names)) or "plain"
+
+    def settings(self, block_size=16, **changes):
+        runner = {"buckets": [1, 2, 4, 8], "contexts": [32]} if self.static else {}
+        return {
+            "attention": "by-token",
+            "kv_cache": "prefix" if self.prefix else "paged",
+            "runner": "cuda-graph" if self.static else "eager",
+            "steps_in_flight": self.depth,
+            "max_batch_tokens": 12 if self.chunked else 512,
+            "max_num_seqs": 12,
+            "options": {"kv_cache": {"block_size": block_size}, "runner": runner},
+        } | changes
+
+    def engine(self, eos_token_ids=(), **changes):
+        """With a model whose tokens are known."""
+        return audited_engine(host(), eos_token_ids, **self.settings(**changes))
+
+    def llm(self, name, loaded, **changes):
+        """With a small real model."""
+        settings = {"device": "cpu", "dtype": "float32", "kv_blocks": 128, "max_model_len": 256}
+        source, model = loaded(name)
+        return LLM(name, host=host(), source=source, loaded=model, **settings | self.settings(**changes))
+
+
+ALL = [Switches(*on) for on in itertools.product((False, True), repeat=4)]
+
+
+@pytest.fixture(params=ALL, ids=str)
+def switches(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def models():
+    """Dummy models, loaded once."""
+    from nanofw.build import build_model
+    from nanofw.weights import resolve
+
+    @functools.cache
+    def load(name):
+        source = resolve(name)
+        return source, build_model(Config(model=name, device="cpu", dtype="float32"), host(), source)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def alone(models):
+    """What a request gets alone in the plainest engine."""
+
+    @functools.cache
+    def serve(name, tokens, params):
+        source, model = models(name)
+        settings = {"device": "cpu", "dtype": "float32", "kv_blocks": 128, "max_model_len": 256}
+        llm = LLM(name, host=host(), source=source, loaded=model, attention="naive-gather", **settings)
+        return llm.generate([list(tokens)], params)[0].outputs[0]
+
+    return lambda name, tokens, params: serve(name, tuple(tokens), params)
+
+
+def greedy(count, **params):
+    return SamplingParams(temperature=0, max_tokens=count, **params)
+
+
+def assert_same(output, expected):
+    """The same tokens, and log-probabilities but for rounding."""
+    (found,) = output.outputs
+    assert found.token_ids == expected.token_ids
+    assert found.finish_reason == expected.finish_reason
+    for one, other in zip(found.logprobs or (), expected.logprobs or (), strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=2e-4)
+
+
+@pytest.mark.parametrize("name", ["dummy:gemma-tiny", "dummy:gemma3-tiny"])
+def test_a3_windows_and_caps(switches, models, alone, name):
+    """Windows of 16 in some layers, shorter than the prompts and grown past in decode; capped scores."""
+    how = greedy(10, ignore_eos=True, logprobs=1)
+    prompts = [prompt(length, length) for length in (3, 15, 17, 40)]
+    llm = switches.llm(name, models)
+    for _ in range(1 + switches.prefix):
+        for tokens, output in zip(prompts, llm.generate(prompts, how), strict=True):
+            assert_same(output, alone(name, tokens, how))
+
+
+@pytest.mark.parametrize("live", [3, 5, 9])
+def test_a4_only_live_slots_are_written(switches, live):
+    """Three in a bucket of four, five of eight, nine in none: a step changes its own slots, no other byte of the pool.
+
+    The pool is just large enough: in one piece, the last block and the one after the null block are both in use.
+    """
+    engine = switches.engine(kv_blocks=live * 2, max_num_seqs=9)
+    layer, submit = engine.kv_cache.layers[0], engine.runner.inner.submit
+    layer.key.fill_(-7.0)
+    layer.value.fill_(-7.0)
+    used = set()
+
+    def watched(step):
+        before = layer.key.clone(), layer.value.clone()
+        pending = submit(step)
+        used.update(step.slot_mapping.tolist())
+        for old, new in zip(before, (layer.key, layer.value), strict=True):
+            changed = (old != new).flatten(2).any(-1).flatten().nonzero()[:, 0].tolist()
+            assert set(changed) <= set(step.slot_mapping.tolist()), "a slot was written that is not the step's"
+        return pending
+
+    engine.runner.inner.submit = watched
+    work = [(prompt(17 + i, i), 6) for i in range(live)]
+    check(engine, work, run(engine, work))
+    blocks = {slot // 16 for slot in used}
+    assert blocks == set(range(1, live * 2 + 1)) or (switches.chunked and blocks >= {1, 2, 3, 4})
+    above = sum(engine.runner.report.fallbacks.values())
+    if live < 9 or not switches.static:
+        assert not above
+    elif not switches.chunked:  # in chunks they may not all decode at once
+        assert above > 0
+
+
+def test_a5_the_whole_prompt_is_cached(switches):
+    """Three times one after another, then two in one step: never more than all but the last token is found."""
+    engine = switches.engine()
+    for length in (15, 16, 17, 32, 33):
+        work, hits = [(prompt(length, length), 5)], []
+        for batch in (work, work, work, work * 2):
+            outputs = run(engine, batch)
+            check(engine, batch, outputs)
+            hits += [output.cached_tokens for output in outputs]
+        assert hits == [0] + [(length - 1) // 16 * 16 * switches.prefix] * 4
+
+
+def test_a5_a_common_beginning_in_one_step(switches):
+    """Nobody reads a block that another request of the same step has not filled yet."""
+    engine = switches.engine()
+    common = prompt(40, 0)
+    work = [(common + prompt(n, n), 6) for n in (1, 8, 9)] + [(common, 6), (common, 6), (common[:33], 6)]
+    for _ in range(2):
+        check(engine, work, run(engine, work))
+
+
+def test_a6_larger_than_the_pool(switches):
+    """Refused, or ended with a reason, in a bounded number of steps; a small one behind them always runs."""
+    engine = switches.engine(kv_blocks=8, max_model_len=256)
+    with pytest.raises(RequestError, match="the whole KV cache holds 128; it can never run"):
+        engine.add("never", prompt(200, 0))
+    work = [(prompt(100, 1), 100), (prompt(10, 2), 5)]
+    outputs = run(engine, work)
+    check(engine, work, outputs)
+    assert [o.outputs[0].finish_reason for o in outputs] == ["kv_capacity", "length"]
+    assert len(outputs[0].outputs[0].token_ids) == 128 + 1 - 100
+
+
+def test_a6_together_larger_than_the_pool(switches):
+    """Put back, once and again and again: the tokens of an ample pool."""
+    for blocks in (14, 8):
+        engine = switches.engine(block_size=4, kv_blocks=blocks)
+        work = [(prompt(5 + i, i), 14) for i in range(4)]
+        outputs = run(engine, work)
+        check(engine, work, outputs)
+        assert sum(o.preemptions for o in outputs) > 0
+
+
+def test_a7_an_id_twice(switches):
+    """Refused while it is in use; the first goes on. Free again afterwards, and independent of what it was."""
+    engine = switches.engine()
+    book = Ledger(engine)
+    book.add("x", prompt(20, 0), greedy(8))
+    for _ in range(2):
+        book.step()
+    with pytest.raises(RequestError, match="'x' is in use"):
+        engine.add("x", prompt(5, 1), greedy(3))
+    with pytest.raises(RequestError, match="no tokens"):
+        engine.add("empty", [])
+    book.finish(bound=30)
+    book.add("x", prompt(5, 1), greedy(3))
+    book.finish(bound=30)
+
+
+def test_a7_everything_comes_back(switches):
+    """Free blocks after 200 requests == at the start."""
+    engine = switches.engine(kv_blocks=24)
+    work = [(prompt(30, i % 7)[: 1 + i * 7 % 30], 1 + i % 6) for i in range(200)]
+    check(engine, work, run(engine, work))
+
+
+TEXT = "é, 你好 🇩🇪 👨‍👩‍👧‍👦 e\u0301"
+
+
+class Scripted(NullModel):
+    """Says the same text whatever it is asked."""
+
+    def __init__(self, source, script):
+        super().__init__(source)
+        self.script = torch.tensor(script)
+
+    def forward(self, batch, attention, kv):
+        at = batch.positions[batch.logits_indices] % len(self.script)
+        return torch.nn.functional.one_hot(self.script[at], self.spec.vocab_size).float()
+
+
+@pytest.fixture
+def says(switches, byte_tokenizer):
+    """An engine that says a text, a byte a token, and ends: `says(text)`."""
+
+    def build(text):
+        end = byte_tokenizer.eos_token_id
+        source = NullSource(len(byte_tokenizer), eos_token_ids=(end,))
+        model = Scripted(source, [*byte_tokenizer.encode(text, add_special_tokens=False), end])
+        config = Config.build({"device": "cpu", "kv_blocks": 64, "max_model_len": 256} | switches.settings())
+        engine = build_engine(config, host(), source, model)
+        engine.tokenizer = byte_tokenizer
+        return engine
+
+    return build
+
+
+def test_a8_characters_split_over_tokens(says, byte_tokenizer):
+    """Deltas join to the text, none holds half a character; cut in the middle of one, its bytes come out at the end."""
+    engine = says(TEXT)
+    ways = [greedy(200), greedy(1), greedy(6), greedy(200, stop="🇩🇪"), greedy(200, stop=["好 ", "👨"])]
+    texts = [TEXT, "", "é, 你"[:3], "é, 你好 ", "é, 你"]
+    for i, how in enumerate(ways):
+        engine.add(str(i), [65], how)
+    deltas, last = {}, {}
+    for output in engine.run():
+        deltas.setdefault(output.request_id, []).append(output.delta)
+        last[output.request_id] = output.outputs[0]
+    for i, (how, text) in enumerate(zip(ways, texts, strict=True)):
+        mine, found = deltas[str(i)], last[str(i)]
+        assert "".join(mine) == found.text
+        assert not any(REPLACEMENT in delta for delta in mine[:-1])
+        whole = byte_tokenizer.decode(found.token_ids, skip_special_tokens=True)
+        assert found.text == (text if how.stop or how.max_tokens == 200 else whole)
+        assert found.finish_reason == ("length" if how.max_tokens < 200 else "stop")
+        assert len(found.token_ids) <= how.max_tokens
+
+
+def test_a8_any_of_several_end_ids(switches):
+    """All of a list of end ids end a request; one token is an ordinary case; none is refused."""
+    tokens = {i: context_model().greedy(prompt(9, i), 20) for i in range(4)}
+    ends = tuple({found[3 + 2 * i] for i, found in tokens.items()})
+    engine = switches.engine(ends)
+    book = Ledger(engine)
+    for i in tokens:
+        book.add(str(i), prompt(9, i), greedy(20))
+    book.add("one", prompt(9, 9), greedy(1))
+    book.finish(bound=60)
+    assert book.ended == {"stop": 4, "length": 1}
+    with pytest.raises(RequestError, match="max_tokens=0 is out of range"):
+        greedy(0)
+
+
+def test_a9_tiny_temperatures(switches, models, alone):
+    """Tiny ones take the arg-max, beside rows at 1.0 that get what they get alone; logprobs whatever is asked."""
+    tiny = [SamplingParams(temperature=t, max_tokens=6, ignore_eos=True, seed=1) for t in (0, 1e-6, 1e-5, 1e-4, 1e-3)]
+    warm = [SamplingParams(temperature=1.0, top_k=k, max_tokens=6, ignore_eos=True, seed=5) for k in (-1, 0, 7, 10**6)]
+    asking = [greedy(6, ignore_eos=True, logprobs=count) for count in (1, 5, 20)]
+    mine, many = prompt(18, 3), [*tiny, *warm, *asking]
+    outputs = switches.llm("dummy:tiny", models).generate([mine] * len(many), many)
+    best = alone("dummy:tiny", mine, tiny[0])
+    for how, output in zip(many, outputs, strict=True):
+        assert_same(output, alone("dummy:tiny", mine, how))
+        assert (output.outputs[0].token_ids == best.token_ids) == (how not in warm)
+    one, *others = [[entry.logprob for entry in output.outputs[0].logprobs] for output in outputs[-3:]]
+    for other in others:
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_nothing_of_it_was_left_out():
+    """Sixteen combinations, and in each the parts that its name says."""
+    assert len({str(switches) for switches in ALL}) == 16
+    for switches in ALL:
+        engine = switches.engine()
+        run(engine, [(prompt(30, 0), 5)])
+        assert engine.resolved["kv_cache"].name == ("prefix" if switches.prefix else "paged")
+        assert engine.resolved["runner"].name == ("cuda-graph" if switches.static else "eager")
+        assert engine.depth == switches.depth
+        assert (max(step.num_tokens for step in engine.runner.steps) < 30) == switches.chunked
+        nothing_left(engine)
