@@ -192,6 +192,27 @@ class KVCacheSuite(KVCacheServed):
             cache.check_integrity()
         assert cache.free_blocks == start
 
+    @pytest.mark.parametrize("block_size", [3, 16], ids="bs{}".format)
+    def test_a_fork_and_its_source_write_apart(self, block_size: int) -> None:
+        """Whoever writes first into the shared, partly filled block: the other one still reads what it wrote itself."""
+        self.needs_blocks(2)
+        for writers in ((0, 1), (1, 0)):
+            cache, length = self.build(block_size, num_blocks=9), 2 * block_size - 2
+            cache.match_prefix(0, range(length))
+            assert cache.allocate(np.array([0]), np.array([length]))
+            for position in range(length):
+                self.write(cache, 0, position, position + 1.0)
+            if not cache.fork(0, 1, length):
+                pytest.skip(f"{self.backend.__name__} shares no blocks")
+            for row in writers:
+                assert cache.allocate(np.array([row]), np.array([length + 1]))
+                self.write(cache, row, length, 100.0 + row)
+            for row in writers:
+                found = [self.read(cache, row, position) for position in range(length + 1)]
+                expected = [*np.arange(1.0, length + 1), 100.0 + row]
+                assert found == expected, f"row {row} of {writers} reads what the other one wrote"
+            cache.check_integrity()
+
     def test_clear(self) -> None:
         """Whatever was going on: afterwards all is free, no row holds anything, and nothing is found again."""
         cache = self.build(16, num_blocks=9)

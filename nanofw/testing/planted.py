@@ -115,15 +115,21 @@ def checks(suite: type[Any]) -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def failure(check: Callable[[], None]) -> str | None:
-    """What a check says when it fails, None if it passes or skips."""
+    """What a check says when it fails, None if it passes or skips.
+
+    A failure that was met while another one was on its way, as when all is put away, comes after it.
+    """
     try:
         check()
     except pytest.skip.Exception:
         return None
-    except pytest.fail.Exception as error:
-        return str(error)
-    except Exception as error:  # a broken plugin may end in any way
-        return f"{type(error).__name__}: {error}"
+    except (Exception, pytest.fail.Exception) as error:  # a broken plugin may end in any way
+        said: list[str] = []
+        met: BaseException | None = error
+        while met is not None:
+            said.insert(0, f"{type(met).__name__}: {met}")
+            met = met.__cause__ or met.__context__
+        return "\n".join(said)
     return None
 
 
