@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -117,9 +118,12 @@ class Runner(Component):
 
     Attributes a subclass sets:
         report: the path it takes, and how often it had to leave it.
+        buckets: batch sizes that its fast path is made for, in rising order, if it has any. A step takes the smallest
+            that holds it, padded; one above the largest runs eagerly, counted in `report.fallbacks`.
     """
 
     report: RunnerReport
+    buckets: Sequence[int] = ()
 
     def __init__(self, parts: Parts, options: Any) -> None:
         self.parts, self.options = parts, options
