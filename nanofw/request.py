@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 from nanofw.errors import RequestError
@@ -59,6 +60,11 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        counts = ("top_k", "priority", "n", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs")
+        for name in counts:
+            value, optional = getattr(self, name), name in ("seed", "logprobs", "prompt_logprobs")
+            if not (isinstance(value, Integral) or (optional and value is None)) or isinstance(value, bool):
+                raise RequestError(f"{name}={value!r} must be an integer{' or None' if optional else ''}")
         checks = (
             ("temperature", self.temperature, 0 <= self.temperature < math.inf, "a finite number >= 0"),
             ("top_k", self.top_k, self.top_k >= -1, ">= -1 (0 and -1 mean off)"),

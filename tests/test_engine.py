@@ -125,6 +125,15 @@ def test_stop_token_ids_beside_the_models_own(build):
 
 
 @DEPTHS
+def test_an_end_id_as_the_last_of_max_tokens(build, depth):
+    """Both reasons at once: the end that the model chose is told."""
+    tokens = context_model().greedy([1, 2, 3], 5)
+    engine = build((tokens[4],), steps_in_flight=depth)
+    engine.add("x", [1, 2, 3], greedy(tokens.index(tokens[4]) + 1))
+    assert reason(finish(engine)["x"]) == "stop"
+
+
+@DEPTHS
 @pytest.mark.parametrize("count", [0, 1, 4, 5, 6, 30])
 def test_min_tokens(build, depth, count):
     """An end id before that many tokens is a token like any other; the next one that comes counts."""

@@ -1,6 +1,8 @@
 """What one request asks for is checked when it is asked."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
@@ -26,12 +28,22 @@ from nanofw.errors import RequestError
         ({"stop": ""}, "must be non-empty strings"),
         ({"prompt_logprobs": -1}, "prompt_logprobs=-1 is out of range: it must be None or >= 0"),
         ({"logprobs": -1}, "logprobs=-1 is out of range: it must be None or >= 0"),
+        ({"max_tokens": 2.5}, "max_tokens=2.5 must be an integer"),
+        ({"logprobs": True}, "logprobs=True must be an integer or None"),
+        ({"seed": "lucky"}, "seed='lucky' must be an integer or None"),
     ],
 )
 def test_out_of_range(setting, message):
     """lm-evaluation-harness#3503: max_tokens=0 is refused, by one documented rule, like every other such value."""
     with pytest.raises(RequestError, match=message):
         SamplingParams(**setting)
+
+
+def test_every_parameter_has_one_rule():
+    """In docs/sampling.md, no more and no less."""
+    text = (Path(__file__).parents[1] / "docs" / "sampling.md").read_text(encoding="utf-8")
+    rules = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert sorted(rules) == sorted(field.name for field in dataclasses.fields(SamplingParams))
 
 
 def test_forms_of_stop():
