@@ -68,6 +68,9 @@ class Driven(ByHand):
         """Wait for the oldest step in flight and take its tokens in."""
         step, pending = self.in_flight.popleft()
         found = pending.wait()
+        if found.tokens.shape != (step.num_requests,) or found.tokens.dtype != np.int64:
+            got = f"{found.tokens.shape} {found.tokens.dtype}"
+            raise AssertionError(f"{describe(step)}: tokens are {got}, must be ({step.num_requests},) int64")
         self.take(step, found.tokens)
         return step, found
 
@@ -113,12 +116,16 @@ class Twin:
         self.collect()
         return step
 
+    def advance(self, work: Mapping[int, int], depth: int = 0) -> None:
+        """Start a step, then wait until no more than `depth` are in flight."""
+        self.submit(work)
+        while len(self.mine.in_flight) > depth:
+            self.collect()
+
     def decode(self, rows: Sequence[int] | Mapping[int, int], steps: int = 1, depth: int = 0) -> None:
         """Steps of one token for each row, so many in flight beyond the one that is waited for."""
         for _ in range(steps):
-            self.submit(dict.fromkeys(rows, 1))
-            if len(self.mine.in_flight) > depth:
-                self.collect()
+            self.advance(dict.fromkeys(rows, 1), depth)
         while self.mine.in_flight:
             self.collect()
 
@@ -222,10 +229,6 @@ def sizes(suite: type[RunnerBase]) -> Iterator[int]:
 def compare(found: HostSampled, expected: HostSampled, step: Step | None, what: str, rounding: float) -> None:
     """The same tokens for every request that gets one, and log-probabilities but for rounding. `step` None: for all."""
     counts = np.ones(len(expected.tokens), bool) if step is None else step.emits
-    if found.tokens.shape != expected.tokens.shape or found.tokens.dtype != np.int64:
-        raise AssertionError(
-            f"{what}: tokens are {found.tokens.shape} {found.tokens.dtype}, must be {expected.tokens.shape} int64"
-        )
     tokens, wanted = found.tokens[counts].tolist(), expected.tokens[counts].tolist()
     assert tokens == wanted, f"{what}: tokens are not those of eager steps: {tokens} instead of {wanted}"
     for name in ("logprobs", "top_ids", "top_logprobs"):
