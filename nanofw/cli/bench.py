@@ -31,6 +31,7 @@ QUICK_PROMPT_TOKENS = 192
 
 @with_settings()
 def bench(
+    ctx: typer.Context,
     settings: Settings,
     batch_sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Batch sizes.")] = "1,2,4,8,16",
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Prompt of every request.")] = None,
@@ -46,6 +47,9 @@ def bench(
 
     Example: nanofw bench --model smollm2 --attention vectorized-gather --scheduler static,continuous
     """
+    if ctx.invoked_subcommand:
+        _refuse_options(ctx)
+        return
     sizes = _sizes(batch_sizes)
     if prompt is not None and prompt_tokens is not None:
         raise ConfigError("--prompt and --prompt-tokens both set the prompt: give one of them")
@@ -155,6 +159,13 @@ def _one_thread() -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+
+
+def _refuse_options(ctx: typer.Context) -> None:
+    """A subcommand measures nothing, so no option of the measurement may stand before it."""
+    given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        raise ConfigError(f"bench {ctx.invoked_subcommand} measures nothing and takes no {', '.join(given)}")
 
 
 def _check_writable(file: Path | None) -> None:

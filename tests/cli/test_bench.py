@@ -117,3 +117,14 @@ def test_combinations_are_the_product_of_the_lists() -> None:
     assert label_of(configs[0], configs[:1]) == "a"
     with pytest.raises(ConfigError, match="attention"):
         combinations({"attention": "a,"})
+
+
+def test_accept_is_a_command_of_its_own(nanofw: Any) -> None:
+    recorded = Path(__file__).parents[1] / "measure" / "recorded" / "cpu.json"
+    ran = nanofw("bench", "accept", str(recorded), "--into", "here")
+    assert (ran.code, ran.out) == (0, "wrote here/intel-xeon-processor-2-cores-1-threads.json: commit it\n")
+    assert "cannot read .benchmarks/last-run.json" in nanofw("bench", "accept").error_line
+    line = nanofw("bench", "--attention", "naive-gather", "--rounds", "2", "accept", str(recorded)).error_line
+    assert "bench accept measures nothing and takes no" in line
+    assert "attention" in line
+    assert "rounds" in line

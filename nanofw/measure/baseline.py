@@ -1,0 +1,251 @@
+"""Baselines: which of them a run is compared with, and what that comparison says.
+
+A run and a baseline are both what `pytest --benchmark-json` writes, with a block `nanofw` added by the gate. Only plain
+values are read here, so recorded files can be judged anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from nanofw.errors import ConfigError
+from nanofw.measure.judged import RULES, TIME, Rule
+
+Run = Mapping[str, Any]
+FINGERPRINT = ("device", "driver", "torch", "triton", "python")
+"""Absolute times are comparable only where all of these are equal."""
+
+Status = Literal["passed", "failed", "no baseline", "not judged"]
+
+
+def fingerprint(machine: Mapping[str, Any]) -> dict[str, str | None]:
+    """What absolute times depend on, of a description by `nanofw.measure.machine.describe()`."""
+    gpu = machine["gpu"]
+    device = gpu["name"] if gpu else f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
+    return {"device": device, "driver": gpu["driver"] if gpu else None} | {k: machine[k] for k in FINGERPRINT[2:]}
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """In words, what differs between the fingerprints of two machine descriptions."""
+    one, other = fingerprint(here), fingerprint(there)
+    return [f"{key} {other[key]}, here {one[key]}" for key in FINGERPRINT if other[key] != one[key]]
+
+
+def slug(machine: Mapping[str, Any]) -> str:
+    """File name of the machine's baseline, without `.json`: its device in small letters."""
+    device = re.sub(r"\((R|TM)\)", "", str(fingerprint(machine)["device"]), flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The baseline to compare with.
+
+    Attributes:
+        file: where it lies. run: what it holds; None where there is none to compare with.
+        same_machine: all of the fingerprint is equal.
+        why: a sentence that says what is judged.
+    """
+
+    file: Path | None
+    run: Run | None
+    same_machine: bool
+    why: str
+
+
+def choose(folder: Path, machine: Mapping[str, Any]) -> Choice:
+    """The baseline of this machine, else the one of its kind (GPU, or CPU) that is most like it.
+
+    Raises:
+        ConfigError: a file in `folder` is not a baseline.
+    """
+    kind = "GPU" if machine["gpu"] else "CPU"
+    best: tuple[int, Path, Run, list[str]] | None = None
+    for file in sorted(folder.glob("*.json")):
+        run = read(file)
+        there = run["machine_info"]["nanofw"]
+        if (there["gpu"] is None) != (machine["gpu"] is None):
+            continue
+        other = differences(machine, there)
+        likeness = (slug(there) == slug(machine)) * len(FINGERPRINT) - len(other)
+        if best is None or likeness > best[0]:
+            best = (likeness, file, run, other)
+    if best is None:
+        return Choice(None, None, False, f"no baseline for a {kind} in {os.path.relpath(folder)}: nothing is compared")
+    _, file, chosen, other = best
+    if not other:
+        return Choice(file, chosen, True, f"baseline {file.name}, same machine: times, ratios, exponents and counts")
+    why = f"baseline {file.name}, another machine ({'; '.join(other)}): only ratios, exponents and counts, no times"
+    return Choice(file, chosen, False, why)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A run or a baseline. Raises ConfigError if it cannot be read, or was not written under the gate."""
+    try:
+        run = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from error
+    try:
+        fingerprint(run["machine_info"]["nanofw"])
+        records(run)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} was not written by pytest-benchmark under the gate (it lacks {error}): write it with "
+            "pytest benchmarks --benchmark-json=FILE"
+        ) from error
+    return run  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One benchmark of a run. A test that ran several times (reruns, repeats) is one record of all its runs.
+
+    Attributes:
+        median, fastest: seconds.
+        figures: rule and value by name. limits: its own limits by name, `time` among them; None: not judged.
+    """
+
+    median: float
+    fastest: float
+    figures: Mapping[str, tuple[str, float]]
+    limits: Mapping[str, float | None]
+
+
+def records(run: Run) -> dict[str, Record]:
+    """The records of a run by key: the test's id, from the benchmarks' folder on. A changed rootdir changes no key."""
+    by_key: dict[str, list[Mapping[str, Any]]] = {}
+    for bench in run["benchmarks"]:
+        if "key" in bench:  # those of other folders have none
+            by_key.setdefault(bench["key"], []).append(bench)
+    found = {}
+    for key, runs in by_key.items():
+        last = runs[-1]["extra_info"]
+        found[key] = Record(
+            median=statistics.median(r["stats"]["median"] for r in runs),
+            fastest=min(r["stats"]["min"] for r in runs),
+            figures={
+                name: (rule, statistics.median(r["extra_info"][name] for r in runs))
+                for name, rule in last.get("judged", {}).items()
+            },
+            limits=runs[-1].get("limits", {}),
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the comparison says.
+
+    Attributes:
+        basis: what was compared with what.
+        failures: one line for each thing that is worse beyond its limit, is gone, or is wrong.
+        notes: what one should know besides: new benchmarks, skipped ones, better ones.
+        compared: benchmarks that had something to be compared.
+    """
+
+    status: Status
+    basis: str
+    failures: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    compared: int = 0
+
+
+@dataclass(slots=True)
+class _Findings:
+    failures: list[str] = field(default_factory=list)
+    better: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    compared: int = 0
+
+
+def judge(run: Run, choice: Choice, unmeasured: Collection[str] = (), part: str | None = None) -> Verdict:
+    """Compare a run with the baseline.
+
+    Args:
+        run: as `read` gives it.
+        choice: the baseline.
+        unmeasured: keys of benchmarks that exist and gave no figures this time (skipped, or failed).
+        part: why only a part of the set was run, or None: then what the baseline holds and the run lacks is gone.
+    """
+    now, found = records(run), _Findings()
+    for key, record in now.items():
+        found.failures += _misspelt(key, record)
+    if choice.run is None:
+        status: Status = "failed" if found.failures else "no baseline"
+        return Verdict(status, choice.why, found.failures)
+    before = records(choice.run)
+    for key, record in now.items():
+        if key in before:
+            _compare(key, before[key], record, choice.same_machine, found)
+        else:
+            found.new.append(key)
+    gone = [key for key in before if key not in now and key not in unmeasured]
+    if part is None:
+        found.failures += [
+            f"{key}: removed or renamed; the baseline has it, no test by this name exists" for key in gone
+        ]
+    notes = [
+        *_listed("in the baseline, not measured here", [key for key in before if key in unmeasured and key not in now]),
+        *_listed("not in the baseline yet", found.new),
+        *found.better,
+    ]
+    if part is not None:
+        notes.append(f"only a part of the set was run ({part}): removed and renamed benchmarks are not looked for")
+    return Verdict("failed" if found.failures else "passed", choice.why, found.failures, notes, found.compared)
+
+
+def _misspelt(key: str, record: Record) -> Iterable[str]:
+    for name in record.limits:
+        if name != "time" and name not in record.figures:
+            has = ", ".join(["time", *record.figures])
+            yield f"{key}: a limit is set for {name!r}, which it does not record; it records {has}"
+
+
+def _compare(key: str, before: Record, now: Record, same_machine: bool, found: _Findings) -> None:
+    compared = 0
+    limit = now.limits.get("time", TIME.limit)
+    if same_machine and limit is not None:
+        compared += 1
+        # Somebody else's load moves the median; a slower program moves the fastest round as well.
+        worse = min(TIME.worse(before.median, now.median), TIME.worse(before.fastest, now.fastest))
+        better = max(TIME.worse(before.median, now.median), TIME.worse(before.fastest, now.fastest))
+        _weigh(f"{key}: time {_seconds(now.median)}, baseline {_seconds(before.median)}", TIME, limit, worse, found)
+        if better < -limit:
+            found.better.append(f"better: {key}: time {_seconds(now.median)}, baseline {_seconds(before.median)}")
+    for name, (rule_name, value) in now.figures.items():
+        rule, limit = RULES[rule_name], now.limits.get(name, RULES[rule_name].limit)
+        if limit is None or name not in before.figures:
+            continue
+        compared += 1
+        was = before.figures[name][1]
+        worse = rule.worse(was, value)
+        _weigh(f"{key}: {name} {value:.4g}, baseline {was:.4g}", rule, limit, worse, found)
+        if worse < -limit:
+            found.better.append(f"better: {key}: {name} {value:.4g}, baseline {was:.4g}")
+    missing = [name for name in before.figures if name not in now.figures]
+    found.failures += [f"{key}: {name} is in the baseline and no longer recorded" for name in missing]
+    found.compared += bool(compared)
+
+
+def _weigh(what: str, rule: Rule, limit: float, worse: float, found: _Findings) -> None:
+    if worse > limit and not math.isclose(worse, limit):
+        found.failures.append(f"{what}: worse by {rule.show(worse)}, the limit is {rule.show(limit)}")
+
+
+def _listed(what: str, keys: Sequence[str]) -> list[str]:
+    return [f"{what}: {', '.join(keys)}"] if keys else []
+
+
+def _seconds(value: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"
