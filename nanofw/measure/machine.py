@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ def describe() -> dict[str, Any]:
     Returns:
         `cpu` (name), `cores` (that this process may use), `threads` (that torch uses), `memory_gib` (None without
         psutil), `system`; `python`, `nanofw`, `torch`, `transformers`, `triton` (versions, None if not installed);
-        `gpu` None, or a table of `name`, `count`, `memory_gib`, `capability`, `cuda` and `driver`.
+        `gpu` None, or a table of `name`, `count`, `memory_gib`, `capability`, `cuda`, `driver`, and with nvidia-ml-py
+        the highest clocks `max_sm_mhz` and `max_memory_mhz`, and `power_limit_w`. Nothing in it changes between runs.
     """
     return {
         "cpu": _cpu_name(),
@@ -79,7 +81,34 @@ def _gpu() -> dict[str, Any] | None:
         "capability": f"{properties.major}.{properties.minor}",
         "cuda": torch.version.cuda,
         "driver": _driver(),
-    }
+    } | _limits(getattr(properties, "uuid", None))
+
+
+def _limits(uuid: Any) -> dict[str, float]:
+    """Clocks and power that the GPU may reach; empty where nvidia-ml-py is missing or does not know it."""
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    found = {}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}
+    try:
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        for name, ask in {
+            "max_sm_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+            "max_memory_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_MEM),
+            "power_limit_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+        }.items():
+            with suppress(pynvml.NVMLError):  # not every GPU answers every question
+                found[name] = ask()
+    except pynvml.NVMLError:
+        return {}
+    finally:
+        pynvml.nvmlShutdown()
+    return found
 
 
 def _driver() -> str | None:

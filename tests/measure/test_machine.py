@@ -61,6 +61,49 @@ def test_gpu(monkeypatch, tmp_path):
     assert machine.summary(found).startswith("Some GPU, driver 570.1, ")
 
 
+class Nvml:
+    """The part of nvidia-ml-py that is asked, for one GPU that keeps its power to itself."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+    shut_down = 0
+
+    class NVMLError(Exception):
+        """What every failing call raises."""
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlShutdown(self):
+        self.shut_down += 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != "GPU-1234":
+            raise self.NVMLError
+        return uuid
+
+    def nvmlDeviceGetMaxClockInfo(self, gpu, which):
+        return {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 3201}[which]
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu):
+        raise self.NVMLError
+
+
+def test_limits_of_a_gpu(monkeypatch):
+    nvml = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert machine._limits("1234") == {"max_sm_mhz": 1980, "max_memory_mhz": 3201}
+    assert machine._limits("5678") == {}
+    assert nvml.shut_down == 2
+
+    def fail():
+        raise Nvml.NVMLError
+
+    nvml.nvmlInit = fail
+    assert machine._limits("1234") == {}
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert machine._limits("1234") == {}
+
+
 @pytest.mark.parametrize(
     ("text", "version"),
     [
