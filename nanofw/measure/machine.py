@@ -90,20 +90,18 @@ def _limits(uuid: Any) -> dict[str, float]:
         import pynvml
     except ImportError:
         return {}
-    found = {}
+    found: dict[str, float] = {}
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return {}
     try:
         gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        for name, ask in {
-            "max_sm_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM),
-            "max_memory_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_MEM),
-            "power_limit_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
-        }.items():
-            with suppress(pynvml.NVMLError):  # not every GPU answers every question
-                found[name] = ask()
+        with suppress(pynvml.NVMLError):  # not every GPU answers every question
+            found["max_sm_mhz"] = pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM)
+            found["max_memory_mhz"] = pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_MEM)
+        with suppress(pynvml.NVMLError):
+            found["power_limit_w"] = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000
     except pynvml.NVMLError:
         return {}
     finally:
