@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from nanofw.engine import Engine
-from nanofw.kv_cache import PAGED_NHD, KVCache
+from nanofw.kv_cache import PAGED_NHD
 from nanofw.testing.audited import NAME, audited_engine, check, host_with, prompt, run
+from nanofw.testing.kv_cache_base import KVCacheBase
 
 BLOCK_SIZE = 16
 
 
-class KVCacheServed:
+class KVCacheServed(KVCacheBase):
     """Part of `KVCacheSuite`: a model whose every token depends on all keys and values of its request."""
-
-    backend: ClassVar[type[KVCache]]
-    options: ClassVar[Mapping[str, Any]]
-    shares_prefixes: ClassVar[bool]
-    device: ClassVar[str]
 
     @classmethod
     def engine(cls, tokens: int = 1024, **changes: Any) -> Engine:

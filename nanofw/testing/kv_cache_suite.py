@@ -15,98 +15,26 @@ stands for, so a block that two requests share wrongly, or that is handed out wh
 from __future__ import annotations
 
 import dataclasses
-import tracemalloc
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from nanofw.batch import NULL_BLOCK
-from nanofw.errors import ConfigError
-from nanofw.kv_cache import PAGED_NHD, KVCache, KVCacheSpec, LayerSpec
+from nanofw.kv_cache import PAGED_NHD, KVCache, KVCacheSpec
 from nanofw.options import build_options
+from nanofw.testing.kv_cache_base import LAYER
+from nanofw.testing.kv_cache_books import KVCacheBooks
 from nanofw.testing.kv_cache_machine import KVCacheMachine
 from nanofw.testing.kv_cache_served import KVCacheServed
 
 BLOCK_SIZES = (1, 3, 16, 256)
-LAYER = LayerSpec(num_heads=2, num_kv_heads=1, head_size=4, scale=0.5)
 
 
-class KVCacheSuite(KVCacheServed):
-    """What every KV cache must do.
-
-    Class attributes a subclass sets:
-        backend: the cache class.
-        options: its options, as a user would set them; the suite adds `block_size` where there is such an option.
-        shares_prefixes: `match_prefix` may claim another request's blocks.
-        device: where the storage lies.
-        max_blocks: most blocks that one request may hold, if that is limited.
-        bookkeeping: bytes of memory a block, beside its slots and the ids of its tokens.
-    """
-
-    backend: ClassVar[type[KVCache]]
-    options: ClassVar[Mapping[str, Any]] = {}
-    shares_prefixes: ClassVar[bool] = False
-    device: ClassVar[str] = "cpu"
-    max_blocks: ClassVar[int] = 1000
-    bookkeeping: ClassVar[int] = 64
-
-    max_examples: ClassVar[int] = 20
-    steps: ClassVar[int] = 40
-    phases: ClassVar[Sequence[Phase]] = tuple(Phase)
-
-    @classmethod
-    def build(
-        cls,
-        block_size: int = 16,
-        num_blocks: int = 9,
-        rows: int = 4,
-        max_len: int = 64,
-        layers: tuple[LayerSpec, ...] = (LAYER, LAYER),
-    ) -> KVCache:
-        """A cache of `num_blocks` (the null block included); skips the test if its options refuse the block size.
-
-        `max_len` is lowered to what `max_blocks` can hold.
-        """
-        max_len = min(max_len, cls.max_blocks * block_size)
-        given = dict(cls.options)
-        if any(f.name == "block_size" for f in dataclasses.fields(cls.backend.Options)):
-            given["block_size"] = block_size
-        try:
-            options = build_options(cls.backend.Options, given, cls.backend.__name__)
-        except ConfigError as error:
-            pytest.skip(str(error))
-        spec = KVCacheSpec(layers, num_blocks, rows, max_len, torch.float32, torch.device(cls.device))
-        if cls.backend.block_slots(spec, options) != block_size:
-            pytest.skip(f"{cls.backend.__name__} has blocks of {cls.backend.block_slots(spec, options)} slots only")
-        return cls.backend(spec, options)
-
-    @classmethod
-    def needs_blocks(cls, count: int) -> None:
-        """Skip the test if a request may not hold so many."""
-        if cls.max_blocks < count:
-            pytest.skip(f"a request of {cls.backend.__name__} holds {cls.max_blocks} blocks, and this needs {count}")
-
-    @classmethod
-    def write(cls, cache: KVCache, row: int, position: int, mark: float) -> None:
-        """Store `mark` where attention will look for this token. Override it for a layout other than paged-nhd."""
-        for layer in cache.layers:
-            block, offset = divmod(position, cache.block_size)
-            layer.key[cache.block_table[row, block], offset] = mark
-            layer.value[cache.block_table[row, block], offset] = -mark
-
-    @classmethod
-    def read(cls, cache: KVCache, row: int, position: int) -> float:
-        """What `write` stored there, or NaN if the layers, or keys and values, do not agree."""
-        block, offset = divmod(position, cache.block_size)
-        at = (int(cache.block_table[row, block]), offset)
-        found = [m for layer in cache.layers for m in (layer.key[at].flatten(), -layer.value[at].flatten())]
-        marks = torch.cat(found)
-        return float(marks[0]) if bool((marks == marks[0]).all()) else float("nan")
+class KVCacheSuite(KVCacheBooks, KVCacheServed):
+    """What every KV cache must do. `KVCacheBase` says what a subclass sets."""
 
     @pytest.mark.parametrize("block_size", [1, 3, 16, 64], ids="bs{}".format)
     def test_conservation(self, block_size: int) -> None:
@@ -213,67 +141,6 @@ class KVCacheSuite(KVCacheServed):
                 assert found == expected, f"row {row} of {writers} reads what the other one wrote"
             cache.check_integrity()
 
-    def test_clear(self) -> None:
-        """Whatever was going on: afterwards all is free, no row holds anything, and nothing is found again."""
-        cache = self.build(16, num_blocks=9)
-        start, longest = cache.free_blocks, min(40, self.max_blocks * 16)
-        rows, lengths = np.array([0, 2]), np.array([longest, 16])
-        for row in rows:
-            cache.match_prefix(int(row), [int(row)] * 40)
-        assert cache.allocate(rows, lengths)
-        cache.commit(rows, lengths, lambda row: [row] * 40)
-        cache.free(2)
-        cache.block_table[1] = 3  # what an interrupted call may leave
-        cache.clear()
-        cache.check_integrity()
-        assert cache.free_blocks == start
-        assert not cache.block_table.any()
-        assert cache.match_prefix(0, [0] * 40) == 0
-        assert cache.allocate(np.array([0]), np.array([longest]))
-        cache.check_integrity()
-
-    def test_recover(self) -> None:
-        """After a call that broke off: all is free and no row holds anything; what is found again has its content."""
-        cache = self.build(4, num_blocks=9)
-        start, tokens = cache.free_blocks, [5] * min(12, self.max_blocks * 4)
-        row, length = np.array([0]), np.array([len(tokens)])
-        cache.match_prefix(0, tokens)
-        assert cache.allocate(row, length)
-        for position in range(len(tokens)):
-            self.write(cache, 0, position, position + 1.0)
-        cache.commit(row, length - 4, lambda _: tokens)
-        cache.match_prefix(1, [6])
-        assert cache.allocate(np.array([1]), np.array([1]))
-        cache.block_table[2] = 3  # what an interrupted call may leave
-        cache.recover()
-        cache.check_integrity()
-        assert cache.free_blocks == start
-        assert not cache.block_table.any()
-        found = cache.match_prefix(3, [*tokens, 1])
-        assert found <= len(tokens) - 4, "found what had never been committed"
-        assert [self.read(cache, 3, position) for position in range(found)] == [n + 1.0 for n in range(found)]
-        assert not cache.worth_waiting(3)
-        cache.check_integrity()
-
-    def test_bookkeeping_is_small(self) -> None:
-        """Memory beside the slots, after every block has been used and committed: at most `bookkeeping` bytes each."""
-        blocks = 4096
-        tracemalloc.start()
-        try:
-            cache = self.build(1, blocks + 1, 2, self.max_blocks, (dataclasses.replace(LAYER, head_size=1),))
-            for number in range(2 * blocks // self.max_blocks + 1):
-                tokens = [number, *range(cache.block_table.shape[1] - 1)]
-                cache.match_prefix(0, tokens)
-                assert cache.allocate(np.array([0]), np.array([len(tokens)]))
-                cache.commit(np.array([0]), np.array([len(tokens)]), lambda _, known=tokens: known)  # type: ignore[misc]
-                cache.free(0)
-            traced, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        slots = sum(layer.key.nbytes + layer.value.nbytes for layer in cache.layers)
-        token_ids = 4 * blocks
-        assert (traced - slots - token_ids) / blocks <= self.bookkeeping
-
     def test_growing_no_request_is_fine(self) -> None:
         """An empty step asks for nothing and gets it."""
         cache = self.build(16)
@@ -299,25 +166,6 @@ class KVCacheSuite(KVCacheServed):
             assert bool(torch.isfinite(layer.key.float()).all() and torch.isfinite(layer.value.float()).all())
             if layer.layout == PAGED_NHD:
                 assert layer.key.shape == layer.value.shape == (9, 16, LAYER.num_kv_heads, LAYER.head_size)
-
-    @pytest.mark.parametrize("damage", ["stolen", "leaked", "tail"])
-    def test_check_integrity_finds(self, damage: str) -> None:
-        """`check_integrity` is what tests rely on: a block owned twice, lost, or named beyond the end is found."""
-        cache, blocks = self.build(4, num_blocks=9), min(2, self.max_blocks)
-        rows = np.array([0, 1])
-        for row, token in enumerate((1, 2)):
-            cache.match_prefix(row, [token] * 4 * blocks)
-        assert cache.allocate(rows, np.array([4, 4]) * blocks)
-        cache.check_integrity()
-        if damage == "stolen":
-            cache.block_table[0, 0] = cache.block_table[1, 0]
-        elif damage == "leaked":
-            cache.block_table[0, blocks - 1] = NULL_BLOCK
-        else:
-            self.needs_blocks(3)
-            cache.block_table[0, 2] = max(set(range(1, 9)) - set(cache.block_table[:2].flat))
-        with pytest.raises(AssertionError):
-            cache.check_integrity()
 
 
 def _block_size(backend: type[KVCache], size: int) -> dict[str, int]:
