@@ -253,6 +253,15 @@ class PluginHost:
         warnings.warn(message, PluginWarning, stacklevel=4)
 
 
+def kind_of(cls: type[Component]) -> Kind:
+    """The kind of plugin that a class is, by the contract it derives from. Raises PluginError if it is none."""
+    for kind in KINDS:
+        if issubclass(cls, _contract(kind)):
+            return kind
+    contracts = listing([f"nanofw.{_contract(kind).__name__}" for kind in KINDS])
+    raise PluginError(f"{cls.__name__} is no plugin: it must be a subclass of one of {contracts}")
+
+
 def _contract(kind: Kind) -> type[Component]:
     """The class that components of `kind` derive from. Imported late: it needs torch."""
     name = {"kv_cache": "KVCache"}.get(kind, kind.capitalize())

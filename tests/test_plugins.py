@@ -10,9 +10,10 @@ import pytest
 
 import nanofw
 from nanofw import PluginHost, hookspecs
+from nanofw.component import KINDS, Component
 from nanofw.config import Config
 from nanofw.errors import PluginError
-from nanofw.plugins import PluginWarning
+from nanofw.plugins import PluginWarning, kind_of
 
 GOOD = """
     import nanofw
@@ -353,3 +354,17 @@ def test_loading_says_nothing_when_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(**only())
+
+
+def test_the_kind_of_a_class():
+    class Nothing(Component):
+        pass
+
+    for kind, contract in zip(
+        KINDS,
+        (nanofw.Model, nanofw.Attention, nanofw.KVCache, nanofw.Scheduler, nanofw.Runner, nanofw.Sampler),
+        strict=True,
+    ):
+        assert kind_of(type("Mine", (contract,), {})) == kind
+    with pytest.raises(PluginError, match=r"Nothing is no plugin.*nanofw\.KVCache"):
+        kind_of(Nothing)
