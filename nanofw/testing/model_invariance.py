@@ -9,38 +9,25 @@ class TestMyModel(ModelInvariance):
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
-
 import pytest
 
-from nanofw.build import build_engine, build_model
+from nanofw.build import build_engine
 from nanofw.config import Config
 from nanofw.engine import Engine
-from nanofw.model import Model
+from nanofw.errors import PluginError
 from nanofw.request import RequestOutput, SamplingParams
 from nanofw.testing.audited import NAME, host_with, prompt
-from nanofw.testing.suite import Suite, cases
-from nanofw.weights import resolve
+from nanofw.testing.model_base import ModelBase, find
+from nanofw.testing.suite import cases
 
 COMPANY = (1, 2, 6, 15)
 """Other requests in the step, of all lengths."""
 
 
-class ModelInvariance(Suite):
-    """The logits of a request, bit for bit, alone and in company.
-
-    Attributes a subclass sets:
-        backend: the model's class.
-        models: what to load with it; small, since log-probabilities of the whole vocabulary are compared.
-        device: where to test it; the environment's `NANOFW_TEST_DEVICE` if not given, else the CPU.
-    """
-
-    backend: ClassVar[type[Model]]
-    models: ClassVar[Sequence[str]] = ("dummy:tiny",)
-    device: ClassVar[str | None] = None
+class ModelInvariance(ModelBase):
+    """The logits of a request, bit for bit, alone and in company."""
 
     @cases(lambda suite: suite.models)
     def test_company_changes_no_bit_of_the_logits(self, case: str) -> None:
@@ -58,22 +45,18 @@ class ModelInvariance(Suite):
                 assert found.outputs == alone.outputs, f"{what}: other bits than alone"
 
     def _engine(self, name: str) -> Engine:
-        if reason := self.backend.unavailable():
-            pytest.skip(f"{self.backend.__name__} is unavailable here: {reason}")
+        model = self.model(name)
+        if model.spec.device.type not in model.batch_invariant_on:
+            pytest.skip(f"{self.backend.__name__} does not declare batch invariance on {model.spec.device.type}")
         settings = {
             "model": name,
             "model_impl": NAME,
             "attention": "naive-gather",  # batch invariant itself
-            "device": self.device or os.environ.get("NANOFW_TEST_DEVICE") or "cpu",
+            "device": str(model.spec.device),
             "kv_blocks": 256,
             "max_model_len": 128,
-            "options": {"model": dict(self.options)},
         }
-        config, host, source = Config.build(settings), host_with("model", self.backend), resolve(name)
-        model = build_model(config, host, source)
-        if model.spec.device.type not in model.batch_invariant_on:
-            pytest.skip(f"{self.backend.__name__} does not declare batch invariance on {model.spec.device.type}")
-        return build_engine(config, host, source, model)
+        return build_engine(Config.build(settings), host_with("model", self.backend), find(name), model)
 
 
 def _serve(engine: Engine, work: Sequence[tuple[Sequence[int], SamplingParams]], place: int) -> RequestOutput:
