@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from nanofw import __version__
-from nanofw.cli import bench, bench_accept, diff, generate, model, plugins
+from nanofw.cli import bench, bench_accept, diff, generate, model, new, plugins
 from nanofw.errors import NanofwError
 
 _NOISY = r"(torch|transformers|huggingface_hub|tokenizers|safetensors|accelerate|triton|gguf)(\..*)?"
@@ -51,6 +51,7 @@ bench_app.callback(invoke_without_command=True)(bench.bench)
 bench_app.command("accept")(bench_accept.accept)
 app.command("diff")(diff.diff)
 app.command("plugins")(plugins.plugins)
+app.command("new")(new.new)
 app.add_typer(model.app, name="model")
 
 
