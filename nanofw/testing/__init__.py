@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanofw.testing.attention_suite import AttentionSuite
     from nanofw.testing.kv_cache_suite import KVCacheSuite
+    from nanofw.testing.model_suite import ModelSuite
     from nanofw.testing.runner_suite import RunnerSuite
     from nanofw.testing.sampler_suite import SamplerSuite
     from nanofw.testing.scheduler_suite import SchedulerSuite
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 _HOME = {
     "AttentionSuite": "attention_suite",
     "KVCacheSuite": "kv_cache_suite",
+    "ModelSuite": "model_suite",
     "RunnerSuite": "runner_suite",
     "SamplerSuite": "sampler_suite",
     "SchedulerSuite": "scheduler_suite",
 }
 
-__all__ = ["AttentionSuite", "KVCacheSuite", "RunnerSuite", "SamplerSuite", "SchedulerSuite"]
+__all__ = ["AttentionSuite", "KVCacheSuite", "ModelSuite", "RunnerSuite", "SamplerSuite", "SchedulerSuite"]
 
 
 def __getattr__(name: str) -> Any:

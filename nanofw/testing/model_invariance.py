@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+
 import pytest
 
 from nanofw.build import build_engine
 from nanofw.config import Config
 from nanofw.engine import Engine
-from nanofw.errors import PluginError
 from nanofw.request import RequestOutput, SamplingParams
 from nanofw.testing.audited import NAME, host_with, prompt
 from nanofw.testing.model_base import ModelBase, find

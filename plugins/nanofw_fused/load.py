@@ -51,6 +51,8 @@ def refusals(config: Any) -> list[str]:
         reasons.append(f"activation {config.hidden_act!r} (it takes silu)")
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
         reasons.append("sliding windows")
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
+        reasons.append("rotary embedding longrope, whose frequencies depend on the longest request of a batch")
     return reasons
 
 
