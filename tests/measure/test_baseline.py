@@ -48,6 +48,11 @@ def slower(run, key, factor):
         bench(run, key)["stats"][field] *= factor
 
 
+def set_figure(run, key, name, median, best=None):
+    bench(run, key)["extra_info"][name] = median
+    bench(run, key)["extra_info"]["best"][name] = median if best is None else best
+
+
 def test_no_baseline_is_said_and_is_no_failure(run, tmp_path):
     verdict = judge(run, tmp_path)
     assert verdict.status == "no baseline"
@@ -78,6 +83,15 @@ def test_load_that_leaves_the_fastest_round_alone_is_no_regression(run, folder):
     assert judge(run, folder).status == "failed"
 
 
+def test_load_that_leaves_the_best_round_alone_is_no_lower_speed_up(run, folder):
+    set_figure(run, DECODE, "speedup", 3.0, best=5.5)
+    assert judge(run, folder).status == "passed"
+    set_figure(run, DECODE, "speedup", 3.0, best=5.0)
+    assert judge(run, folder).failures == [
+        f"{DECODE}: speedup 3, baseline 6: worse by 50% and 17% (median and best round), the limit is 15%"
+    ]
+
+
 @pytest.mark.parametrize("key", ["cpu", "cores", "threads", "torch", "triton", "python"])
 def test_times_do_not_count_on_another_machine(run, folder, key):
     machine(run)[key] = "other"
@@ -102,9 +116,9 @@ def test_times_do_not_count_on_another_machine(run, folder, key):
 def test_ratios_exponents_and_counts_hold_anywhere(run, folder, key, figure, fine, worse, same):
     if not same:
         machine(run)["torch"] = "other"
-    bench(run, key)["extra_info"][figure] = fine
+    set_figure(run, key, figure, fine)
     assert judge(run, folder).status == "passed"
-    bench(run, key)["extra_info"][figure] = worse
+    set_figure(run, key, figure, worse)
     verdict = judge(run, folder)
     assert verdict.status == "failed"
     (failure,) = verdict.failures
@@ -113,7 +127,7 @@ def test_ratios_exponents_and_counts_hold_anywhere(run, folder, key, figure, fin
 
 def test_limits_of_one_benchmark(run, folder):
     bench(run, DECODE)["limits"] = {"time": 0.6, "speedup": None}
-    bench(run, DECODE)["extra_info"]["speedup"] = 0.1
+    set_figure(run, DECODE, "speedup", 0.1)
     slower(run, DECODE, 1.59)
     assert judge(run, folder).status == "passed"
     slower(run, DECODE, 1.1)
@@ -166,11 +180,13 @@ def test_repeats_of_a_test_are_judged_together(run, folder):
 
 def test_a_count_of_nothing_and_a_cost_of_nothing(run, folder):
     base = json.loads((folder / "cpu.json").read_text())
-    bench(base, SHARE)["extra_info"] |= {"share": 0, "steps": 0}
+    for name in ("share", "steps"):
+        set_figure(base, SHARE, name, 0)
+        set_figure(run, SHARE, name, 0)
     (folder / "cpu.json").write_text(json.dumps(base))
-    bench(run, SHARE)["extra_info"] |= {"share": 0, "steps": 0}
     assert judge(run, folder).status == "passed"
-    bench(run, SHARE)["extra_info"] |= {"share": 0.001, "steps": 1}
+    set_figure(run, SHARE, "share", 0.001)
+    set_figure(run, SHARE, "steps", 1)
     assert len(judge(run, folder).failures) == 2
 
 
@@ -265,10 +281,18 @@ class TestAccept:
 
 def test_judged_figures():
     fixture = SimpleNamespace(fullname="t", extra_info={})
-    judged(fixture, "gain", speedup=3.0)
+    judged(fixture, "gain", speedup=[3.0, 5.0, 4.0])
     judged(fixture, "count", steps=4)
-    assert fixture.extra_info == {"speedup": 3.0, "steps": 4, "judged": {"speedup": "gain", "steps": "count"}}
+    judged(fixture, "exponent", exponent=(0.5, 0.25))
+    assert fixture.extra_info == {
+        "speedup": 4.0,
+        "steps": 4,
+        "exponent": 0.375,
+        "judged": {"speedup": "gain", "steps": "count", "exponent": "exponent"},
+        "best": {"speedup": 5.0, "steps": 4, "exponent": 0.25},
+    }
     with pytest.raises(ConfigError, match="did you mean 'gain'"):
         judged(fixture, "gains", x=1)
-    with pytest.raises(ConfigError, match="x of t must be a finite number, got nan"):
-        judged(fixture, "cost", x=float("nan"))
+    for value in (float("nan"), [], [1.0, float("inf")]):
+        with pytest.raises(ConfigError, match="x of t must be finite, got"):
+            judged(fixture, "cost", x=value)
