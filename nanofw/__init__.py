@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nanofw.engine import Engine
     from nanofw.errors import NanofwError
     from nanofw.kv_cache import KVCache, KVCacheSpec, LayerKV, LayerSpec
+    from nanofw.laws import CountLaw, ScalingLaw
     from nanofw.llm import LLM
     from nanofw.model import Model, ModelSpec
     from nanofw.plugins import PluginHost
@@ -35,6 +36,7 @@ _HOME = {
     "engine": ("Engine",),
     "errors": ("NanofwError",),
     "kv_cache": ("KVCache", "KVCacheSpec", "LayerKV", "LayerSpec"),
+    "laws": ("CountLaw", "ScalingLaw"),
     "llm": ("LLM",),
     "model": ("Model", "ModelSpec"),
     "plugins": ("PluginHost",),
@@ -56,6 +58,7 @@ __all__ = [
     "Capabilities",
     "CompletionOutput",
     "Config",
+    "CountLaw",
     "Engine",
     "HostSampled",
     "KVCache",
@@ -78,6 +81,7 @@ __all__ = [
     "Sampler",
     "Sampling",
     "SamplingParams",
+    "ScalingLaw",
     "Schedule",
     "Scheduler",
     "Step",

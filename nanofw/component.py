@@ -6,6 +6,8 @@ from abc import ABC
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
+from nanofw.laws import FLAT, Law
+
 Kind = Literal["model", "attention", "kv_cache", "scheduler", "runner", "sampler"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -24,6 +26,8 @@ class Component(ABC):
 
     Options: ClassVar[type[Any]] = NoOptions
     options: Any
+    laws: ClassVar[tuple[Law, ...]] = FLAT
+    """What it promises about its cost, judged by its suite. A plugin that works request by request says so here."""
     path: str = ""
     """What really runs, where a plugin has several ways: shown with its name in `engine.resolved` and every record."""
 

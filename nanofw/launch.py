@@ -11,24 +11,43 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-_counter: ContextVar[list[str] | None] = ContextVar("nanofw_launches", default=None)
+
+class Launches(list[str]):
+    """Names of kernels, in the order of their launches.
+
+    Attributes:
+        running: a kernel is being launched. In Triton's interpreter that is where it runs, and what it does there is
+            none of the host's work.
+    """
+
+    running = False
+
+
+_counter: ContextVar[Launches | None] = ContextVar("nanofw_launches", default=None)
 
 
 def launch(
     kernel: Any, grid: tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]], /, *args: Any, **meta: Any
 ) -> None:
     """`kernel[grid](*args, **meta)`, counted where somebody counts."""
-    if (names := _counter.get()) is not None:
-        names.append(str(getattr(kernel, "__name__", None) or getattr(kernel.fn, "__name__", "kernel")))
-    kernel[grid](*args, **meta)
+    if (launches := _counter.get()) is None:
+        kernel[grid](*args, **meta)
+        return
+    launches.append(str(getattr(kernel, "__name__", None) or getattr(kernel.fn, "__name__", "kernel")))
+    launches.running = True
+    try:
+        kernel[grid](*args, **meta)
+    finally:
+        launches.running = False
 
 
 @contextmanager
-def counting() -> Iterator[list[str]]:
+def counting() -> Iterator[Launches]:
     """Collect the names of the kernels launched inside, in order."""
-    token = _counter.set([])
+    launches = Launches()
+    token = _counter.set(launches)
     try:
-        yield _counter.get() or []
+        yield launches
     finally:
         _counter.reset(token)
 

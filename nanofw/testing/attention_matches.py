@@ -22,7 +22,8 @@ def head_sizes(suite: type[AttentionBase]) -> Iterator[Case]:
     """A1: each dtype and head size, 8 query heads on 2, contexts around the edge of a block."""
     block = suite.block()
     contexts = (1, block - 1, block, block + 1, 6 * block + 1) if block > 2 else (1, 2, 7)
-    sizes = dict.fromkeys((*HEAD_SIZES, *list(suite.can().head_sizes or ())[:12]))
+    declared = sorted(suite.can().head_sizes or ())
+    sizes = dict.fromkeys((*HEAD_SIZES, *declared[:: max(len(declared) // 5, 1)], *declared[-1:]))
     for dtype in DTYPES:
         for size in sizes:
             yield suite.case(contexts, dtype=dtype, head_size=size, seed=size)

@@ -17,7 +17,8 @@ from nanofw.testing.attention_masks import Masks
 from nanofw.testing.attention_matches import Matches
 from nanofw.testing.attention_memory import Memory
 from nanofw.testing.attention_refusals import Refusals
+from nanofw.testing.count_laws import CountLaws
 
 
-class AttentionSuite(Matches, Masks, Memory, Refusals):
-    """All checks of an attention: right, causal, windowed, blind to padding, and honest about its limits."""
+class AttentionSuite(Matches, Masks, Memory, Refusals, CountLaws):
+    """All checks of an attention: right, causal, windowed, blind to padding, honest about its limits and its cost."""

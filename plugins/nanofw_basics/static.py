@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nanofw.laws import FLAT, CountLaw
 from nanofw.scheduler import Limits, Schedule, Scheduler
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 class StaticScheduler(Scheduler):
     """Fills a batch from the queue, reserving each request's whole length, and takes no other until all have ended."""
+
+    laws = (
+        *(law for law in FLAT if law != CountLaw("python_calls")),
+        CountLaw("python_calls", grows_with=("B",)),  # as textbooks have it: it asks each request for its row
+    )
+    mixes = preempts = False
 
     def __init__(self, limits: Limits, table: RequestTable, kv_cache: KVCache, options: Any) -> None:
         super().__init__(limits, table, kv_cache, options)

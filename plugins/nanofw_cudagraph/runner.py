@@ -81,10 +81,12 @@ class CudaGraphRunner(Runner):
         """Capture plain greedy steps of every bucket, the largest first, so that the smaller reuse its memory."""
         if self.parts.device.type != "cuda":
             return
+        torch.cuda.empty_cache()  # what is cached would be freed by the first capture, and counted as saved
         before = torch.cuda.memory_reserved(self.parts.device)
         for size in reversed(self.buckets):
             for columns in reversed(self.columns):
                 self._capture((size, columns, None), None)
+        torch.cuda.empty_cache()
         used = torch.cuda.memory_reserved(self.parts.device) - before
         self.report.path = f"cuda-graph ({len(self._captured)} graphs, {used / 2**20:.0f} MiB)"
 

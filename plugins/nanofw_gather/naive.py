@@ -11,12 +11,20 @@ import torch
 from nanofw.attention import Attention, Capabilities
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV
+from nanofw.laws import CountLaw
 
 
 class NaiveGather(Attention):
     """For each sequence, for each position: fetch one key and one value. Then plain attention."""
 
     capabilities = Capabilities(windows=True, soft_cap=True, batch_invariant=True, reads_padding=False)
+    laws = (
+        CountLaw("aten_calls", grows_with=("B", "B*ctx")),  # why batching does not help
+        CountLaw("bytes_written", grows_with=("B", "B*ctx")),
+        CountLaw("python_calls", grows_with=("B",)),
+        CountLaw("host_reads"),
+        CountLaw("launches"),
+    )
 
     def attend(self, q: torch.Tensor, kv: LayerKV, batch: Batch) -> torch.Tensor:
         """One sequence after the other; see the contract."""

@@ -15,6 +15,7 @@ import torch
 from nanofw.attention import Attention, Capabilities
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV
+from nanofw.laws import FLAT, CountLaw
 
 if TYPE_CHECKING:
     from nanofw.table import IntArray
@@ -52,6 +53,7 @@ class VectorizedGather(Attention):
     """One gather, one masked attention. Any ratio of heads, head size, window and soft cap."""
 
     capabilities = Capabilities(windows=True, soft_cap=True, reads_padding=False)
+    laws = (*FLAT, CountLaw("bytes_written", grows_with=("B", "B*ctx")))
 
     def plan(self, batch: Batch) -> list[Group]:
         """Split the step into its decode and its prefill requests. Reads lengths on the host: nobody waits."""

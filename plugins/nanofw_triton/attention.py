@@ -12,6 +12,7 @@ from nanofw.attention import Attention, AttentionSpec, Capabilities, Prologue
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV
 from nanofw.launch import interpreted, launch, no_triton
+from nanofw.laws import FLAT, CountLaw
 from nanofw.pdl import available, launch_options
 from nanofw_triton.kernels.decode import decode_kernel, merge_kernel
 from nanofw_triton.kernels.packed import packed_decode_kernel, prologue_kernel
@@ -36,12 +37,14 @@ class TritonPagedAttention(Attention):
     options: Options
     capabilities = Capabilities(
         dtypes=(torch.float32, torch.float16, torch.bfloat16),
+        devices=("cuda", "cpu"),
         head_sizes=range(1, 513),
         windows=True,
         soft_cap=True,
         graphs=True,
         reads_padding=False,
     )
+    laws = (*FLAT, CountLaw("bytes_written"))  # by torch: nothing of the context is copied
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -57,8 +60,6 @@ class TritonPagedAttention(Attention):
                 reasons.append("way to run on a CPU but Triton's interpreter (set TRITON_INTERPRET=1 before starting)")
             elif spec.dtype == torch.bfloat16:
                 reasons.append("right results in bfloat16 in Triton's interpreter (tl.dot is off by 1e10; use float32)")
-        elif spec.device.type != "cuda":
-            reasons.append(f"kernels for device {spec.device.type}")
         return reasons
 
     def __init__(self, spec: AttentionSpec, options: Options) -> None:
