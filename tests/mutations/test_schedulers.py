@@ -130,6 +130,18 @@ class ClearsHalf(ContinuousScheduler):
         self.waiting.clear()
 
 
+@faults.plant("test_common_beginnings*", "no progress|unfinished after")
+class ForgetsWhoWaits(ContinuousScheduler):
+    """Whoever waits for a beginning that is being computed is not put back into the line."""
+
+    def _admit_waiting(self, rows, num_tokens):
+        self.waiting.join = lambda request: None
+        try:
+            return super()._admit_waiting(rows, num_tokens)
+        finally:
+            del self.waiting.join
+
+
 @pytest.mark.parametrize("fault", faults, ids=str)
 def test_is_found(fault):
     fault.must_be_found()
