@@ -2,6 +2,7 @@
 
 import functools
 import os
+import types
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from nanofw import LLM, PluginHost
 from nanofw.build import build_model
 from nanofw.config import Config
+from nanofw.engine import Engine
+from nanofw.measure import sweep
 from nanofw.weights import resolve
 
 
@@ -70,3 +73,18 @@ def byte_tokenizer():
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<eos>"])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock that sweeps read, moved by engines: a step takes 1 s, and 10 ms for each token it computes."""
+    clock = types.SimpleNamespace(now=100.0)
+    collect = Engine._collect
+
+    def slow(engine, flight):
+        clock.now += 1 + 0.01 * flight.step.num_tokens
+        return collect(engine, flight)
+
+    monkeypatch.setattr(Engine, "_collect", slow)
+    monkeypatch.setattr(sweep, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock

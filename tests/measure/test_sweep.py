@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import time
-import types
 
 import pytest
 
-from nanofw.engine import Engine
 from nanofw.errors import RequestError
 from nanofw.measure import sweep as module
 from nanofw.measure.sweep import Progress, Run, Workload, run_batch, sweep
 
 WORK = Workload([list(range(10)), list(range(20))], output_tokens=5)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A step takes 1 s, and 10 ms for each token it computes."""
-    clock = types.SimpleNamespace(now=100.0)
-    collect = Engine._collect
-
-    def slow(engine, flight):
-        clock.now += 1 + 0.01 * flight.step.num_tokens
-        return collect(engine, flight)
-
-    monkeypatch.setattr(Engine, "_collect", slow)
-    monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
-    return clock
 
 
 @pytest.mark.parametrize("depth", [0, 1])
