@@ -150,6 +150,31 @@ def tokens(llm: LLM, work: Any, params: SamplingParams) -> list[tuple[int, ...]]
     return [output.outputs[0].token_ids for output in llm.generate(work, params)]
 
 
+def agree() -> None:
+    """Greedy tokens of the fast path in bfloat16 against transformers in bfloat16: they part at near-ties only.
+
+    Rounding differs, so two tokens that are almost equally likely may change places (transformers#25921). At the first
+    difference each one's choice is among the other's five likeliest, and not far behind the first of them.
+    """
+    work, params = [*prompts(12, 40), *prompts(4, 300, seed=1)], SamplingParams(max_tokens=48, logprobs=5, **GREEDY)
+    plain = {"attention": "vectorized-gather", "runner": "eager", "sampler": "default", "steps_in_flight": 0}
+    expected, got = (llm.generate(work, params) for llm in (engine("transformers", **plain), engine()))
+    parted, widest = 0, 0.0
+    for one, other in zip(expected, got, strict=True):
+        a, b = one.outputs[0], other.outputs[0]
+        first = next((i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=True)) if x != y), None)
+        if first is None:
+            continue
+        parted += 1
+        for mine, theirs in ((a, b), (b, a)):
+            likeliest = dict(mine.logprobs[first].top)
+            assert theirs.token_ids[first] in likeliest, f"token {first}: {theirs.token_ids[first]} not in {likeliest}"
+            widest = max(widest, mine.logprobs[first].logprob - likeliest[theirs.token_ids[first]])
+    print(f"  {parted} of {len(work)} requests part within 48 tokens, at margins of at most {widest:.3f} nats")
+    figures["bf16 tokens"] = {"requests": len(work), "parted": parted, "widest margin, nats": widest}
+    assert widest < 0.25, "more than a near-tie"
+
+
 def decode_ms(llm: LLM, batch: int, prompt: int = 10, rounds: int = 5, tokens: int = 129) -> float:
     """Median milliseconds of a decode step: (time of `tokens` - time of 1) / (tokens - 1)."""
 
@@ -290,6 +315,7 @@ def prefill() -> None:
 
 SECTIONS: dict[str, Callable[[], None]] = {
     "check": check,
+    "agree": agree,
     "decode": decode,
     "profile": profile,
     "scaling": scaling,

@@ -52,12 +52,15 @@ class Suite:
         xfail: known failures: a glob over test ids (`"test_decode_matches[fp16-d256-*]"`) to the reason. Strict: one
             that passes, or matches nothing, fails.
         max_examples: cases that Hypothesis draws for each property.
+        thin: of the cases of each check, only every so many-th runs: for a backend that is slow to test, in an
+            interpreter for one.
     """
 
     backend: ClassVar[Any] = None
     options: ClassVar[Mapping[str, Any]] = {}
     xfail: ClassVar[Mapping[str, str]] = {}
     max_examples: ClassVar[int] = 30
+    thin: ClassVar[int] = 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -72,7 +75,7 @@ class Suite:
         """Called by pytest: one test for each case."""
         make = getattr(metafunc.function, "make_cases", None)
         if make is not None:
-            found = list(make(type(self)))
+            found = list(make(type(self)))[:: self.thin]
             metafunc.parametrize("case", found, ids=[str(case) for case in found])
 
     @classmethod
@@ -81,7 +84,7 @@ class Suite:
         for method in (method for method in dir(cls) if method.startswith(name)):
             check = getattr(cls(), method)
             if hasattr(check, "make_cases"):
-                for case in check.make_cases(cls):
+                for case in list(check.make_cases(cls))[:: cls.thin]:
                     yield f"{method}[{case}]", functools.partial(check, case)
             else:
                 yield method, check
