@@ -24,8 +24,8 @@ class MyModel(Model):
 
     def __init__(self, source: Any, dtype: torch.dtype, device: torch.device, options: Any) -> None:
         config = source.config
-        if config.model_type not in ("llama", "qwen3") or config.attention_bias or getattr(config, "mlp_bias", False):
-            raise PluginError(f"model 'my-model' takes llama and qwen3 without biases, got {config.model_type}")
+        if reasons := missing(config):
+            raise PluginError(f"model 'my-model' cannot serve {source.name}: it has no {'; no '.join(reasons)}")
         self.options, self.module = options, source.load_module(dtype, device, "eager")
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -59,6 +59,18 @@ class MyModel(Model):
         x = x + project.o_proj(attended.flatten(1))
         h = weights.post_attention_layernorm(x)
         return x + mlp.down_proj(silu(mlp.gate_proj(h)) * mlp.up_proj(h))
+
+
+def missing(config: Any) -> list[str]:
+    """What a model of this config needs and the layers above do not have: refused by name, never computed wrongly."""
+    asked = {
+        f"layers of {config.model_type} (it takes llama and qwen3)": config.model_type not in ("llama", "qwen3"),
+        "biases": getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False),
+        "activation but silu": getattr(config, "hidden_act", "silu") != "silu",
+        "sliding windows": {*(getattr(config, "layer_types", None) or ())} - {"full_attention"},
+        "longrope": (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope",
+    }
+    return [what for what, wanted in asked.items() if wanted]
 
 
 def turn(x: torch.Tensor, rotation: Any) -> torch.Tensor:

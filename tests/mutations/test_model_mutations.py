@@ -213,7 +213,7 @@ class RefusesWithAnotherError(TransformersModel):
             raise ValueError("cannot") from error
 
 
-@faults.plant("test_right_or_refused[gpt_oss]", "refused without the model's name and a reason")
+@faults.plant("test_right_or_refused[gpt_oss]", "a refusal must name the model")
 class RefusesWithoutAReason(TransformersModel):
     def __init__(self, source, *args):
         from nanofw.errors import PluginError
@@ -221,7 +221,7 @@ class RefusesWithoutAReason(TransformersModel):
         try:
             super().__init__(source, *args)
         except PluginError:
-            raise PluginError(f"cannot serve {source.name}") from None
+            raise PluginError(f"{source.name} is refused") from None
 
 
 @faults.plant("test_padding[*]", "live logits depend on the token of padding rows|" + OFF)
