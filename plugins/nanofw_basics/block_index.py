@@ -41,22 +41,22 @@ class BlockIndex:
         return self._serial[block]
 
     def publish(self, block: int, parent: int, tokens: Tokens) -> int:
-        """Publish a block, unless it is, or there is one of this content. Returns the one that is published.
+        """Publish a block, unless it is, or there is one of this content. Returns the serial of the published one.
 
         A fork comes by blocks of its source that are published already, perhaps after a block that was forgotten since.
         """
-        if self._serial[block]:
-            return block
+        if serial := self._serial[block]:
+            return serial
         content = tokens.tobytes()
         bucket = self._bucket(parent, content)
         if found := self._find(bucket, parent, content):
-            return found
+            return self._serial[found]
         self._added += 1
         self._tokens[block * self._width : (block + 1) * self._width] = content
         self._parent[block] = parent
         self._serial[block] = self._added  # last: a call that breaks off here leaves it published whole, or not at all
         self._link(bucket, block)
-        return block
+        return self._added
 
     def drop(self, block: int) -> None:
         """Forget a block, if it is published."""

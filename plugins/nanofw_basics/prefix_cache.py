@@ -29,6 +29,8 @@ Key = tuple[int, bytes]
 class PrefixKVCache(PagedKVCache):
     """A paged cache with reference counts, an index of published blocks, and a queue of blocks that nobody holds."""
 
+    shares_prefixes = True
+
     def __init__(self, spec: KVCacheSpec, options: PagedKVCache.Options) -> None:
         self._queue = BlockQueue(spec.num_blocks)
         self._index = BlockIndex(spec.num_blocks, options.block_size)
@@ -97,13 +99,10 @@ class PrefixKVCache(PagedKVCache):
         full = lengths // self.block_size
         begun = self._published[rows]
         due = (full > begun).nonzero()[0]
-        rows, full, begun = rows[due], full[due], begun[due]
-        for row, first, end in zip(rows.tolist(), begun.tolist(), full.tolist(), strict=True):
-            tokens = np.asarray(tokens_of(row), dtype=np.int32)
-            serial = int(self._last[row])
-            for nth, mine in enumerate(self.block_table[row, first:end].tolist(), first):
-                block = self._index.publish(mine, serial, tokens[nth * self.block_size : (nth + 1) * self.block_size])
-                serial = self._index.serial(block)
+        for row, first, end in zip(rows[due].tolist(), begun[due].tolist(), full[due].tolist(), strict=True):
+            tokens, serial = np.asarray(tokens_of(row), dtype=np.int32), int(self._last[row])
+            for nth, block in enumerate(self.block_table[row, first:end].tolist(), first):
+                serial = self._index.publish(block, serial, tokens[nth * self.block_size : (nth + 1) * self.block_size])
             self._published[row], self._last[row] = end, serial
             if self._next[row] is not None:
                 self._fills(row, tokens)
