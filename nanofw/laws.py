@@ -81,5 +81,7 @@ FLAT: tuple[Law, ...] = (
     CountLaw("launches"),
     CountLaw("host_reads"),
     CountLaw("python_calls"),
+    ScalingLaw(at_least=4.0),
 )
-"""What every plugin promises that declares nothing else: a larger batch or context takes no more work of the host."""
+"""What every plugin promises that declares nothing else: a larger batch or context takes no more work of the host, and
+so decode throughput rises with the batch."""

@@ -11,7 +11,7 @@ import torch
 from nanofw.attention import Attention, Capabilities
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV
-from nanofw.laws import CountLaw
+from nanofw.laws import CountLaw, ScalingLaw
 
 
 class NaiveGather(Attention):
@@ -24,6 +24,7 @@ class NaiveGather(Attention):
         CountLaw("python_calls", grows_with=("B",)),
         CountLaw("host_reads"),
         CountLaw("launches"),
+        ScalingLaw(at_most=3.0, context=192),
     )
 
     def attend(self, q: torch.Tensor, kv: LayerKV, batch: Batch) -> torch.Tensor:

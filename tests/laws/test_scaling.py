@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from nanofw.attention import Capabilities
+from nanofw.component import Component
 from nanofw.config import Config
 from nanofw.errors import PluginError
 from nanofw.launch import launch
-from nanofw.laws import ScalingLaw
+from nanofw.laws import FLAT, CountLaw, ScalingLaw
 from nanofw.testing.decode_rates import DecodeRates
-from nanofw.testing.scaling import LOOKS, judge, judge_rates, median_interval
+from nanofw.testing.scaling import LOOKS, judge, judge_rates, median_interval, scaling_laws
 from nanofw_gather.naive import NaiveGather
 from nanofw_gather.vectorized import VectorizedGather
 
@@ -156,9 +157,14 @@ def test_rates_of_an_engine(clock, host):
 
 def test_a_plugin_is_judged_in_an_engine_of_its_own(clock):
     class Promising(VectorizedGather):
-        laws = (*VectorizedGather.laws, ScalingLaw(1, 4, at_least=3.88), ScalingLaw(1, 4, at_least=3.89))
+        laws = (CountLaw("launches"), ScalingLaw(1, 4, at_least=3.88), ScalingLaw(1, 4, at_least=3.89))
 
-    assert [verdict.holds for verdict in judge(Promising)[-2:]] == [True, False]
+    assert [verdict.holds for verdict in judge(Promising)] == [True, False]
+
+
+def test_a_plugin_that_declares_nothing_promises_to_scale():
+    assert scaling_laws(Component) == [ScalingLaw(1, 16, at_least=4.0)]
+    assert Component.laws == FLAT
 
 
 def test_a_plugin_that_promises_nothing_is_not_measured():
