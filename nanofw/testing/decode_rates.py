@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,7 +40,7 @@ class DecodeRates:
         vocab = source.config.vocab_size
         self.work = {c: Workload.random(largest, c, STEPS + 1, vocab) for c in {context for _, context in points}}
         self.engine = build_engine(sizes, host, source)
-        with _one_thread(), launch.counting() as launched:
+        with _undisturbed(), launch.counting() as launched:
             for batch, context in points:
                 run_batch(self.engine, replace(self.work[context], output_tokens=WARM_UP_TOKENS), batch)
         if launched and launch.interpreted():
@@ -47,16 +48,21 @@ class DecodeRates:
 
     def __call__(self, batch: int, context: int) -> float:
         """Tokens a second, once all requests decode."""
-        with _one_thread():
+        with _undisturbed():
             return run_batch(self.engine, self.work[context], batch).decode_tok_s
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Threads that share out operations this small measure who else uses the machine."""
+def _undisturbed() -> Iterator[None]:
+    """One thread: those that share out operations this small measure who else uses the machine.
+
+    And what is there already need not be looked through by the collector, before a run or in it.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         torch.set_num_threads(before)
