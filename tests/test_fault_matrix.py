@@ -12,36 +12,14 @@ import pytest
 import torch
 
 import nanofw
-from nanofw import LLM, Attention, Capabilities, Config, PluginHost, SamplingParams
+from nanofw import LLM, Config, PluginHost, SamplingParams
 from nanofw.build import build_engine
 from nanofw.errors import RequestError
 from nanofw.testing.audited import audited_engine, check, context_model, nothing_left, prompt, run
 from nanofw.testing.ledger import Ledger
 from nanofw.testing.null import NullModel, NullSource
+from nanofw.testing.plain_attention import PlainAttention
 from nanofw.text import REPLACEMENT
-
-
-class ByToken(Attention):
-    """Each token attends by itself, all lengths on the device: slow, and can be replayed from static buffers."""
-
-    capabilities = Capabilities(windows=True, soft_cap=True, graphs=True)
-
-    def attend(self, q, kv, batch):
-        token = torch.arange(len(q), dtype=torch.int32)
-        owner = torch.searchsorted(batch.cu_seqlens_q, token, right=True) - 1
-        position = (batch.seq_lens[owner] - batch.cu_seqlens_q[owner + 1] + token)[:, None]
-        table = batch.block_table.long()[owner]
-        group = q.shape[1] // kv.key.shape[2]
-        k, v = (pool[table].flatten(1, 2).repeat_interleave(group, dim=2) for pool in (kv.key, kv.value))
-        scores = torch.einsum("thd,tshd->ths", q, k) * kv.spec.scale
-        if kv.spec.soft_cap is not None:
-            scores = kv.spec.soft_cap * torch.tanh(scores / kv.spec.soft_cap)
-        key = torch.arange(k.shape[1])
-        seen = key <= position
-        if kv.spec.window is not None:
-            seen &= key > position - kv.spec.window
-        weights = scores.masked_fill(~seen[:, None], float("-inf")).softmax(dim=-1).nan_to_num(0.0)
-        return torch.einsum("ths,tshd->thd", weights, v)
 
 
 class Plugin:
@@ -50,13 +28,13 @@ class Plugin:
     @staticmethod
     @nanofw.hookimpl
     def nanofw_register_attention(register):
-        register("by-token", ByToken)
+        register("plain", PlainAttention)
 
 
 @functools.cache
 def host():
     loaded = PluginHost.load(only=("basics", "gather", "cudagraph"))
-    loaded.register(Plugin, "by-token")
+    loaded.register(Plugin, "plain")
     return loaded
 
 
@@ -73,7 +51,7 @@ class Switches:
     def settings(self, block_size=16, **changes):
         runner = {"buckets": [1, 2, 4, 8], "contexts": [32]} if self.static else {}
         return {
-            "attention": "by-token",
+            "attention": "plain",
             "kv_cache": "prefix" if self.prefix else "paged",
             "runner": "cuda-graph" if self.static else "eager",
             "steps_in_flight": self.depth,

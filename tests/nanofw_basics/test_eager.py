@@ -1,12 +1,11 @@
-"""The eager runner: steps in order, tokens fed on the device, nothing hidden in its report."""
+"""The eager runner: the suite of runners, and more steps in flight than any other runner must take."""
 
 import pytest
-import torch
 
-from nanofw import Config, SamplingParams
-from nanofw.build import build_engine
+from nanofw import SamplingParams
+from nanofw.testing import RunnerSuite
 from nanofw.testing.audited import audited_engine, context_model
-from nanofw.testing.null import NullModel, NullSource
+from nanofw_basics.eager import EagerRunner
 
 
 @pytest.fixture
@@ -16,6 +15,11 @@ def engine(host):
 
 def tokens(engine):
     return {o.request_id: list(o.outputs[0].token_ids) for o in engine.run() if o.finished}
+
+
+class TestEager(RunnerSuite):
+    backend = EagerRunner
+    rows = 5
 
 
 def test_submitted_before_the_last_one_is_waited_for(host):
@@ -49,37 +53,3 @@ def test_the_report(engine):
     engine.add("x", [1, 2, 3], SamplingParams(temperature=0, max_tokens=5))
     tokens(engine)
     assert (engine.runner.report.path, engine.runner.report.steps, engine.runner.report.fallbacks) == ("eager", 5, {})
-
-
-def test_nothing_is_recorded_for_gradients(host):
-    """Logits come from a model with weights that want gradients; the step keeps no graph of them."""
-    kept = []
-    source = NullSource()
-    model = NullModel(source)
-    model._logits.requires_grad_()
-    forward = model.forward
-
-    def watched(*args):
-        kept.append(forward(*args))
-        return kept[-1]
-
-    model.forward = watched
-    engine = build_engine(Config(device="cpu", kv_blocks=8), host, source, model)
-    engine.add("x", [1, 2, 3], SamplingParams(temperature=0, max_tokens=2))
-    assert len(tokens(engine)["x"]) == 2
-    assert all(logits.grad_fn is None and logits.is_inference() for logits in kept)
-
-
-def test_an_error_of_the_model_is_its_own(host):
-    """Not caught, not renamed: the traceback leads to the plugin."""
-    source = NullSource()
-    model = NullModel(source)
-
-    def broken(*args):
-        raise torch.OutOfMemoryError("no memory")
-
-    model.forward = broken
-    engine = build_engine(Config(device="cpu", kv_blocks=8), host, source, model)
-    engine.add("x", [1, 2, 3])
-    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
-        engine.step()

@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from nanofw import LLM, SamplingParams
 from nanofw.attention import Attention, AttentionSpec
 from nanofw.errors import PluginError
+from nanofw.testing import ModelSuite
 from nanofw.weights import ModelSource, resolve
 from nanofw_basics.transformers_model import TransformersModel, weight_bytes
 from nanofw_basics.transformers_probe import ProbeMask, mask_window
@@ -71,6 +72,13 @@ REFUSED = {
     ),
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=5, ignore_eos=True)
+
+
+class TestTransformers(ModelSuite):
+    backend = TransformersModel
+
+    def tables(self, model):
+        return model.module.get_output_embeddings().weight, model.module.get_input_embeddings().weight
 
 
 class RandomSource(ModelSource):
