@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from nanofw.table import IntArray, RequestTable
 
 
+PASSED_OVER = 32
+"""Requests that may be passed over in one step, since each costs a look into the cache."""
+
+
 class ContinuousScheduler(Scheduler):
     """Admits in the order of one policy and puts back by another when blocks run out, to be recomputed later.
 
@@ -114,7 +118,7 @@ class ContinuousScheduler(Scheduler):
         held: list[Request] = []
         tokens: list[int] = []
         most = min(self.limits.max_num_seqs - len(self.running), self.table.free_rows)
-        while self.waiting and budget > 0 and len(admitted) + len(held) < most:
+        while self.waiting and budget > 0 and len(admitted) + len(held) < most and len(held) < PASSED_OVER:
             request, free = self.waiting.first(), self.kv_cache.free_blocks
             if self.running and request is self._refused[0] and free <= self._refused[1]:
                 break

@@ -8,6 +8,7 @@ from nanofw.testing.audited import audited_engine, audited_steps, prompt
 from nanofw.testing.kv_cache_suite import KVCacheSuite
 from nanofw.testing.ledger import Ledger
 from nanofw_basics.block_index import BlockIndex
+from nanofw_basics.continuous import PASSED_OVER
 from nanofw_basics.prefix_cache import PrefixKVCache
 
 
@@ -209,6 +210,19 @@ def test_a_common_prefix_is_computed_once(budget, depth):
     assert sum(step.num_tokens for step in steps) == 64 + 16 * 3 + 20
     if budget == 2048:
         assert steps[0].query_lens.tolist() == [67, 20]
+
+
+def test_a_step_passes_over_so_many_and_no_more():
+    """However many wait for a prefix, a step looks at a bounded number of them."""
+    engine = audited_engine(PluginHost.load(only=("basics", "gather")), kv_cache="prefix", kv_blocks=200)
+    book, looked = Ledger(engine), []
+    match = engine.kv_cache.match_prefix
+    engine.kv_cache.match_prefix = lambda row, tokens: looked.append(row) or match(row, tokens)
+    for number in range(3 * PASSED_OVER):
+        book.add(f"{number}", [*prompt(40, 0), number], SamplingParams(temperature=0, max_tokens=1))
+    book.step()
+    assert len(looked) == 1 + PASSED_OVER
+    book.finish(bound=9)
 
 
 def test_who_waits_goes_on_when_the_first_is_aborted():
