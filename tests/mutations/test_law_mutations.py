@@ -1,4 +1,4 @@
-"""Scaling faults, planted into a right attention one at a time: its count laws must find each, and say what grows."""
+"""Scaling faults, planted into right plugins one at a time: their count laws must find each, and say what grows."""
 
 import pytest
 import torch
@@ -6,9 +6,15 @@ import torch
 from nanofw import CountLaw
 from nanofw.attention import Attention
 from nanofw.launch import launch
+from nanofw.sampler import Sampled
 from nanofw.testing import AttentionSuite
 from nanofw.testing.count_laws import CountLaws
 from nanofw.testing.planted import Faults
+from nanofw_basics.continuous import ContinuousScheduler
+from nanofw_basics.eager import EagerRunner
+from nanofw_basics.paged_cache import PagedKVCache
+from nanofw_basics.sampler import DefaultSampler
+from nanofw_basics.transformers_model import TransformersModel
 from nanofw_gather.naive import NaiveGather
 from nanofw_gather.vectorized import VectorizedGather
 
@@ -124,6 +130,48 @@ class NoLongerNaive(VectorizedGather):
     laws = NaiveGather.laws
 
 
-@pytest.mark.parametrize("fault", faults, ids=str)
+others = Faults(CountLaws)
+"""Other kinds, counted in whole steps of an engine."""
+
+
+@others.plant("test_count_laws[aten_calls*", r"aten_calls = .* B; declared slope in B: 0")
+class SamplesRowByRow(DefaultSampler):
+    def sample(self, logits, sampling):
+        return Sampled(torch.cat([super(SamplesRowByRow, self).sample(row[None], None).tokens for row in logits]))
+
+
+@others.plant("test_count_laws[python_calls*", r"python_calls = .* B; declared slope in B: 0")
+class AllocatesRowByRow(PagedKVCache):
+    def allocate(self, rows, lengths):
+        one_by_one = zip(rows[:, None], lengths[:, None], strict=True)
+        return all(super(AllocatesRowByRow, self).allocate(row, length) for row, length in one_by_one)
+
+
+@others.plant("test_count_laws[python_calls*", r"python_calls = .* B; declared slope in B: 0")
+class AsksEachRequest(ContinuousScheduler):
+    def schedule(self):
+        self.longest = max((self.length(request) for request in self.table.requests if request), default=0)
+        return super().schedule()
+
+    def length(self, request):
+        return len(request.prompt_ids)
+
+
+@others.plant("test_count_laws[host_reads*", r"host_reads = .* B; declared slope in B: 0")
+class LooksAtEachToken(EagerRunner):
+    def submit(self, step):
+        for row in step.rows:
+            assert self._last_token[row].item() >= 0
+        return super().submit(step)
+
+
+@others.plant("test_count_laws[host_reads*", r"host_reads = .* B; declared slope in B: 0")
+class LooksAtEachLength(TransformersModel):
+    def forward(self, batch, attention, kv):
+        assert all(length > 0 for length in batch.seq_lens)
+        return super().forward(batch, attention, kv)
+
+
+@pytest.mark.parametrize("fault", [*faults, *others], ids=str)
 def test_is_found(fault):
     fault.must_be_found()
