@@ -3,7 +3,7 @@
     python benchmarks/soak_suites.py --runs 20
 
 A suite that fails a right plugin now and then would be ignored when it is right to fail. Each run gets a seed of its
-own: of what Hypothesis draws, and of the numbers in attention cases (`NANOFW_TEST_SEED`). Not part of CI.
+own: of what Hypothesis draws, and of the numbers in the other cases (`NANOFW_TEST_SEED`). Not part of CI.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import time
 
 TESTS = (
     "tests/nanofw_gather",
+    "tests/nanofw_cudagraph",
     "tests/nanofw_basics/test_contiguous_cache.py",
+    "tests/nanofw_basics/test_eager.py",
     "tests/nanofw_basics/test_paged_cache.py",
     "tests/nanofw_basics/test_prefix_cache.py",
     "tests/nanofw_basics/test_sampler.py",
     "tests/nanofw_basics/test_schedulers.py",
+    "tests/nanofw_basics/test_transformers_model.py::TestTransformers",
 )
 
 

@@ -9,7 +9,6 @@ Three things are kept apart, so that a check can change one and hold the others 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 
 from nanofw.attention import AttentionSpec, Capabilities
 from nanofw.kv_cache import LayerSpec
+from nanofw.testing.suite import environment_seed
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -95,7 +95,7 @@ def numbers(case: Case, device: torch.device) -> Dense:
 
     `NANOFW_TEST_SEED` in the environment gives all cases other numbers.
     """
-    generator = torch.Generator().manual_seed(case.seed + int(os.environ.get("NANOFW_TEST_SEED", "0")))
+    generator = torch.Generator().manual_seed(case.seed + environment_seed())
 
     def draw(rows: int, heads: int, scale: float = 1.0) -> torch.Tensor:
         values = torch.randn(rows, heads, case.head_size, generator=generator) * scale

@@ -20,7 +20,7 @@ from nanofw.options import build_options
 from nanofw.testing.by_hand import ByHand
 from nanofw.testing.model_sources import FAMILIES, FamilySource
 from nanofw.testing.plain_attention import PlainAttention
-from nanofw.testing.suite import Suite
+from nanofw.testing.suite import Suite, environment_seed
 from nanofw.weights import ModelSource, resolve
 
 ROWS, MAX_LEN, BLOCK_SIZE = 34, 64, 4
@@ -199,7 +199,7 @@ def plain_attention(model: Model) -> PlainAttention:
 
 def sequence(length: int, seed: int, vocab_size: int) -> list[int]:
     """Token ids."""
-    return np.random.default_rng([seed, length]).integers(0, min(vocab_size, 256), length).tolist()  # type: ignore[no-any-return]
+    return np.random.default_rng([environment_seed(), seed, length]).integers(0, min(vocab_size, 256), length).tolist()  # type: ignore[no-any-return]
 
 
 def check_close(found: torch.Tensor, expected: torch.Tensor, allowed: float, what: str) -> None:

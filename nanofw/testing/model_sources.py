@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from nanofw.testing.suite import environment_seed
 from nanofw.weights import ModelSource
 
 _SMALL: dict[str, Any] = {
@@ -83,12 +84,12 @@ class FamilySource(ModelSource):
         self.config = AutoConfig.for_model(model_type, **copy.deepcopy(_SMALL | settings))
 
     def load_module(self, dtype: torch.dtype, device: torch.device, attn_implementation: str) -> torch.nn.Module:
-        """The same numbers each time, rounded to `dtype`."""
+        """The same numbers each time (of one `NANOFW_TEST_SEED`), rounded to `dtype`."""
         from transformers import AutoModelForCausalLM
 
         config = copy.deepcopy(self.config)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(environment_seed())
             module: torch.nn.Module = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=attn_implementation
             )

@@ -22,7 +22,7 @@ from nanofw.runner import HostSampled, Parts, Pending, Runner, RunnerReport
 from nanofw.testing.by_hand import GREEDY, ByHand, default_sampler
 from nanofw.testing.plain_attention import PlainAttention
 from nanofw.testing.small_model import SmallModel
-from nanofw.testing.suite import Suite
+from nanofw.testing.suite import Suite, environment_seed
 
 MAX_LEN, BLOCK_SIZE = 64, 4
 ROUNDING = {torch.float64: 1e-5, torch.float32: 5e-4, torch.float16: 5e-2, torch.bfloat16: 0.3}
@@ -89,7 +89,7 @@ class Twin:
     def open(self, length: int, params: SamplingParams = GREEDY) -> int:
         """Begin a request with a prompt of its own, of so many tokens. Returns its row."""
         vocab, number = self.mine.runner.parts.model.spec.vocab_size, self.mine.opened
-        prompt = np.random.default_rng([number, length]).integers(0, vocab, length).tolist()
+        prompt = np.random.default_rng([environment_seed(), number, length]).integers(0, vocab, length).tolist()
         row = self.mine.open(prompt, params)
         assert self.plain.open(prompt, params) == row
         return row

@@ -10,6 +10,7 @@ from nanofw.attention import Attention
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV, LayerSpec
 from nanofw.model import Model, ModelSpec
+from nanofw.testing.suite import environment_seed
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 2, 4, 2, 8
 WIDTH = HEADS * HEAD_SIZE
@@ -25,7 +26,7 @@ class SmallModel(Model):
     """
 
     def __init__(self, device: torch.device, *, padding: float = 0.0, vocab_size: int = 97, max_len: int = 128) -> None:
-        generator = torch.Generator().manual_seed(3)
+        generator = torch.Generator().manual_seed(3 + environment_seed())
 
         def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
             return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(device)

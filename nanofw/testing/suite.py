@@ -13,6 +13,7 @@ each subclass gets its own copy.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -21,6 +22,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 F = TypeVar("F", bound=Callable[..., None])
+
+
+def environment_seed() -> int:
+    """`NANOFW_TEST_SEED` of the environment, 0 if it is not set: with another one, cases have other numbers."""
+    return int(os.environ.get("NANOFW_TEST_SEED", "0"))
 
 
 def cases(make: Callable[[Any], Iterable[Any]]) -> Callable[[F], F]:
