@@ -5,6 +5,7 @@ import torch
 
 from nanofw import CountLaw
 from nanofw.attention import Attention
+from nanofw.batch import NULL_BLOCK
 from nanofw.launch import launch
 from nanofw.sampler import Sampled
 from nanofw.testing import AttentionSuite
@@ -123,6 +124,15 @@ class LaunchesForEachRequest(VectorizedGather):
         return super().attend(q, kv, batch)
 
 
+@faults.plant("test_count_laws[launches*", r"launches = .* B ctx; declared slope in B ctx: 0")
+class LaunchesForEachBlock(VectorizedGather):
+    def attend(self, q, kv, batch):
+        for length in batch.seq_lens_host:
+            for _ in range(0, length, kv.block_size):
+                launch(Nothing(), (1,), q)
+        return super().attend(q, kv, batch)
+
+
 @faults.plant("test_count_laws[aten_calls*", r"aten_calls = .*; declared: .*B\*?\s?ctx")
 class NoLongerNaive(VectorizedGather):
     """What a law promises must be there: a detector that sees no growth in naive gathering sees none anywhere."""
@@ -145,6 +155,21 @@ class AllocatesRowByRow(PagedKVCache):
     def allocate(self, rows, lengths):
         one_by_one = zip(rows[:, None], lengths[:, None], strict=True)
         return all(super(AllocatesRowByRow, self).allocate(row, length) for row, length in one_by_one)
+
+
+@others.plant("test_count_laws[python_calls*", r"python_calls = .* B ctx; .*declared slope in B ctx: 0")
+class WalksAllBlocks(PagedKVCache):
+    """As a check that was meant for tests does."""
+
+    def allocate(self, rows, lengths):
+        done = super().allocate(rows, lengths)
+        for row, length in zip(rows, lengths, strict=True):
+            for index in range(self.blocks_for(int(length))):
+                self.look_at(row, index)
+        return done
+
+    def look_at(self, row, index):
+        assert self.block_table[row, index] != NULL_BLOCK
 
 
 @others.plant("test_count_laws[python_calls*", r"python_calls = .* B; declared slope in B: 0")
