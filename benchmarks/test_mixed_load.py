@@ -68,6 +68,7 @@ def load(vocab_size: int, requests: int) -> tuple[list[list[int]], list[Sampling
     return work, [SamplingParams(max_tokens=size, temperature=TEMPERATURE, ignore_eos=True) for size in sizes]
 
 
+@pytest.mark.gate(speedup=0.25)
 @pytest.mark.benchmark(group="mixed load")
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_mixed_load(replay: Replay, times: dict[str, list[float]], quick: bool, combination: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nanofw.errors import ConfigError
+from nanofw.measure.contention import BUSY
 from nanofw.measure.judged import RULES, TIME, Rule
 
 Run = Mapping[str, Any]
@@ -51,18 +52,23 @@ class Choice:
 
     Attributes:
         file: where it lies. run: what it holds; None where there is none to compare with.
-        same_machine: all of the fingerprint is equal.
+        times: they are judged, because the machine is the same and nobody disturbed either run.
         why: a sentence that says what is judged.
     """
 
     file: Path | None
     run: Run | None
-    same_machine: bool
+    times: bool
     why: str
 
 
-def choose(folder: Path, machine: Mapping[str, Any]) -> Choice:
+def choose(folder: Path, machine: Mapping[str, Any], waited: float | None = None) -> Choice:
     """The baseline of this machine, else the one of its kind (GPU, or CPU) that is most like it.
+
+    Args:
+        folder: of the baselines.
+        machine: that of the run, as described by `nanofw.measure.machine`.
+        waited: share of its time that the run waited for a processor (`nanofw.measure.contention`), if it is known.
 
     Raises:
         ConfigError: a file in `folder` is not a baseline.
@@ -81,6 +87,13 @@ def choose(folder: Path, machine: Mapping[str, Any]) -> Choice:
     if best is None:
         return Choice(None, None, False, f"no baseline for a {kind} in {os.path.relpath(folder)}: nothing is compared")
     _, file, chosen, other = best
+    shares = {"this run": waited, "the baseline's": chosen["nanofw"].get("waited")}
+    busy = [f"{what} waited for a processor in {share:.0%} of its time" for what, share in shares.items() if share]
+    if not other and max(share or 0.0 for share in shares.values()) > BUSY:
+        why = (
+            f"baseline {file.name}, same machine, but busy ({', '.join(busy)}): ratios, exponents and counts, no times"
+        )
+        return Choice(file, chosen, False, why)
     if not other:
         return Choice(file, chosen, True, f"baseline {file.name}, same machine: times, ratios, exponents and counts")
     why = f"baseline {file.name}, another machine ({'; '.join(other)}): only ratios, exponents and counts, no times"
@@ -95,6 +108,7 @@ def read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {file}: {error}") from error
     try:
         fingerprint(run["machine_info"]["nanofw"])
+        run["nanofw"].get("waited")
         records(run)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -197,7 +211,7 @@ def judge(run: Run, choice: Choice, unmeasured: Collection[str] = (), part: str 
     before = records(choice.run)
     for key, record in now.items():
         if key in before:
-            _compare(key, before[key], record, choice.same_machine, found)
+            _compare(key, before[key], record, choice.times, found)
         else:
             found.new.append(key)
     gone = [key for key in before if key not in now and key not in unmeasured]
@@ -222,10 +236,10 @@ def _misspelt(key: str, record: Record) -> Iterable[str]:
             yield f"{key}: a limit is set for {name!r}, which it does not record; it records {has}"
 
 
-def _compare(key: str, before: Record, now: Record, same_machine: bool, found: _Findings) -> None:
+def _compare(key: str, before: Record, now: Record, times: bool, found: _Findings) -> None:
     compared = 0
     limit = now.limits.get("time", TIME.limit)
-    if same_machine and limit is not None:
+    if times and limit is not None:
         compared += 1
         what = f"{key}: time {_seconds(now.median)}, baseline {_seconds(before.median)}"
         pairs = ((before.median, now.median), (before.fastest, now.fastest))

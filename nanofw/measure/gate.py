@@ -25,6 +25,7 @@ import pytest
 
 from nanofw.measure import baseline, gate_view, replay
 from nanofw.measure.baseline import Verdict
+from nanofw.measure.contention import Contention
 from nanofw.measure.machine import describe
 
 EXIT_CODE = 10
@@ -69,6 +70,8 @@ class Gate:
         self._config = config
         self._keys: dict[str, str] = {}
         self._limits: dict[str, dict[str, float | None]] = {}
+        self._contention = Contention()
+        self._waited: float | None = None
         self._left_out = self._tests = self._finished = 0
         self._session: pytest.Session | None = None
         self._run: dict[str, Any] | None = None
@@ -85,7 +88,7 @@ class Gate:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note which benchmarks there are."""
-        self._session, self._tests = session, len(session.items)
+        self._session, self._tests, self._contention = session, len(session.items), Contention()
         for item in filter(self._is_ours, session.items):
             _, separator, test = item.nodeid.partition("::")
             self._keys[item.nodeid] = f"{item.path.relative_to(self.folder).as_posix()}{separator}{test}"
@@ -133,12 +136,14 @@ class Gate:
             if bench["fullname"] in self._keys:
                 bench["key"], bench["limits"] = self._keys[bench["fullname"]], self._limits[bench["fullname"]]
         if self._verdict is None:
+            self._waited = self._contention.waited
             self._verdict = self._judge(output_json)
         output_json["nanofw"] = {
             "status": self._verdict.status,
             "basis": self._verdict.basis,
             "failures": list(self._verdict.failures),
             "part": self._part(),
+            "waited": self._waited,
         }
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -175,7 +180,7 @@ class Gate:
             return Verdict("not judged", f"{reason}: nothing is compared")
         measured = {bench["fullname"] for bench in run["benchmarks"]}
         unmeasured = {key for nodeid, key in self._keys.items() if nodeid not in measured}
-        choice = baseline.choose(self.folder / "baselines", run["machine_info"]["nanofw"])
+        choice = baseline.choose(self.folder / "baselines", run["machine_info"]["nanofw"], self._waited)
         verdict = baseline.judge(run, choice, unmeasured, self._part())
         if self._session is not None and self._session.testsfailed:
             failures = [f"{self._session.testsfailed} tests failed", *verdict.failures]

@@ -15,8 +15,8 @@ import torch
 
 Name = TypeVar("Name", bound=Hashable)
 
-LEAST_S = 2e-3
-"""A sample lasts at least this long, so that reading the clock does not show in it."""
+LEAST_S = 2e-2
+"""A sample lasts at least this long: several time slices, so that losing one of them does not decide a ratio."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from nanofw.errors import ConfigError
-from nanofw.measure import baseline
+from nanofw.measure import baseline, contention
 from nanofw.measure.accept import accept
 from nanofw.measure.judged import judged
 
@@ -40,7 +40,7 @@ def bench(run, key):
 
 
 def judge(run, folder, **given):
-    return baseline.judge(run, baseline.choose(folder, machine(run)), **given)
+    return baseline.judge(run, baseline.choose(folder, machine(run), run["nanofw"].get("waited")), **given)
 
 
 def slower(run, key, factor):
@@ -90,6 +90,22 @@ def test_load_that_leaves_the_best_round_alone_is_no_lower_speed_up(run, folder)
     assert judge(run, folder).failures == [
         f"{DECODE}: speedup 3, baseline 6: worse by 50% and 17% (median and best round), the limit is 15%"
     ]
+
+
+@pytest.mark.parametrize(("now", "then"), [(0.06, 0.0), (0.0, 0.06), (0.5, None)])
+def test_times_of_a_busy_machine_do_not_count(run, folder, now, then):
+    slower(run, DECODE, 3)
+    run["nanofw"]["waited"] = 0.05
+    assert judge(run, folder).status == "failed"
+    base = json.loads((folder / "cpu.json").read_text())
+    base["nanofw"]["waited"], run["nanofw"]["waited"] = then, now
+    (folder / "cpu.json").write_text(json.dumps(base))
+    verdict = judge(run, folder)
+    assert verdict.status == "passed"
+    assert "same machine, but busy (" in verdict.basis
+    assert f"waited for a processor in {max(now, then or 0):.0%} of its time" in verdict.basis
+    set_figure(run, DECODE, "speedup", 1.0)
+    assert judge(run, folder).status == "failed"
 
 
 @pytest.mark.parametrize("key", ["cpu", "cores", "threads", "torch", "triton", "python"])
@@ -204,9 +220,9 @@ def test_the_most_similar_baseline_is_chosen(run, tmp_path):
     assert baseline.choose(tmp_path, here).file.name == "b.json"  # the device counts more than versions
     write("d.json")
     assert baseline.choose(tmp_path, here).file.name == "d.json"
-    assert baseline.choose(tmp_path, here).same_machine
+    assert baseline.choose(tmp_path, here).times
     on_gpu = baseline.choose(tmp_path, here | {"gpu": gpu | {"driver": "2"}})
-    assert (on_gpu.file.name, on_gpu.same_machine) == ("c.json", False)
+    assert (on_gpu.file.name, on_gpu.times) == ("c.json", False)
     assert "driver 1, here 2" in on_gpu.why
 
 
@@ -262,14 +278,9 @@ class TestAccept:
             accept(self.write(tmp_path, run, **changes), tmp_path / "baselines")
         assert not (tmp_path / "baselines").exists()
 
-    def test_a_run_without_a_verdict_or_benchmarks_is_refused(self, run, tmp_path):
+    def test_a_run_of_nothing_is_refused(self, run, tmp_path):
         with pytest.raises(ConfigError, match="holds no benchmark"):
             accept(self.write(tmp_path, run | {"benchmarks": []}), tmp_path)
-        file = self.write(tmp_path, run)
-        del run["nanofw"]
-        file.write_text(json.dumps(run))
-        with pytest.raises(ConfigError, match="carries no verdict"):
-            accept(file, tmp_path)
 
     def test_files_that_cannot_be_read_or_written(self, run, tmp_path):
         with pytest.raises(ConfigError, match=r"cannot read .*nosuch\.json"):
@@ -277,6 +288,19 @@ class TestAccept:
         file = self.write(tmp_path, run)
         with pytest.raises(ConfigError, match="cannot write"):
             accept(file, file)
+
+
+def test_waiting_for_a_processor_is_a_share_of_the_time_since(tmp_path, monkeypatch):
+    file = tmp_path / "schedstat"
+    monkeypatch.setattr(contention, "_SCHEDULED", file)
+    assert contention.Contention().waited is None
+    file.write_text("1000 500 7\n")
+    since = contention.Contention()
+    assert since.waited == 0.0
+    file.write_text("1300 600 9\n")
+    assert since.waited == 0.25
+    file.write_text("something else")
+    assert since.waited is None
 
 
 def test_judged_figures():
