@@ -74,6 +74,7 @@ def test_a_model_that_does_not_declare_it():
 def test_the_engine_has_it_if_all_three_have_it(host, attention, model, sampler, expected):
     engine = build(host, attention=attention, options={"model": {"batch_invariant": model}}, sampler=sampler).engine
     assert engine.batch_invariant is expected
+    assert engine.resolved["model"].path == ("requests one by one" if model else "")
     declared = {kind: part.batch_invariant for kind, part in engine.resolved.items()}
     assert declared == {
         "model": model,

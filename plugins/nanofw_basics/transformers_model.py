@@ -99,7 +99,11 @@ class TransformersModel(Model):
         _use_attention(self.module, NAME_COMPILED if options.compile else NAME)
         if options.compile:
             _compile_layers(self.module, options.compile)
-            self.path = f"layers compiled by {options.compile}"
+        ways = {
+            f"layers compiled by {options.compile}": options.compile,
+            "requests one by one": options.batch_invariant,
+        }
+        self.path = ", ".join(way for way, taken in ways.items() if taken)
         self.spec = ModelSpec(
             layers=layers,
             vocab_size=self.module.get_output_embeddings().weight.shape[0],
