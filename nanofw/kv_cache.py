@@ -83,6 +83,8 @@ class KVCache(Component):
 
     Class attributes a plugin declares:
         layout: name of the layout of its storage, which an attention must know.
+        shares_prefixes: `match_prefix` may claim another request's blocks.
+        max_blocks: most blocks that one request may hold, or None if nothing but the pool limits it.
 
     Attributes a subclass sets:
         layers: one `LayerKV` a layer.
@@ -92,6 +94,8 @@ class KVCache(Component):
     """
 
     layout: ClassVar[str] = PAGED_NHD
+    shares_prefixes: ClassVar[bool] = False
+    max_blocks: ClassVar[int | None] = None
     layers: Sequence[LayerKV]
     block_size: int
     num_blocks: int

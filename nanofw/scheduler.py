@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +42,14 @@ class Scheduler(Component):
 
     The engine moves `table.computed` and `table.length` forward once a schedule is returned, and calls `update` with
     the requests that ended. Blocks and rows of ended and aborted requests are given back by the engine.
+
+    Class attributes a plugin declares:
+        mixes: a long prompt is computed in chunks while others keep decoding.
+        preempts: requests are put back when blocks run out; else it reserves what they need.
     """
+
+    mixes: ClassVar[bool] = True
+    preempts: ClassVar[bool] = True
 
     def __init__(self, limits: Limits, table: RequestTable, kv_cache: KVCache, options: Any) -> None:
         self.limits, self.table, self.kv_cache, self.options = limits, table, kv_cache, options

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from nanofw import __version__
-from nanofw.cli import bench, bench_accept, diff, generate, model, new, plugins
+from nanofw.cli import bench, bench_accept, check, diff, generate, model, new, plugins
 from nanofw.errors import NanofwError
 
 _NOISY = r"(torch|transformers|huggingface_hub|tokenizers|safetensors|accelerate|triton|gguf)(\..*)?"
@@ -52,6 +52,7 @@ bench_app.command("accept")(bench_accept.accept)
 app.command("diff")(diff.diff)
 app.command("plugins")(plugins.plugins)
 app.command("new")(new.new)
+app.command("check")(check.check)
 app.add_typer(model.app, name="model")
 
 

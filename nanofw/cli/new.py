@@ -26,7 +26,7 @@ def new(
     """
     from nanofw.scaffold import STARTERS, render
 
-    chosen = kind_of(kind)
+    chosen = named_kind(kind)
     check_name(name, chosen)
     folder = Path(name)
     if folder.exists():
@@ -49,7 +49,7 @@ def new(
     )
 
 
-def kind_of(text: str) -> Kind:
+def named_kind(text: str) -> Kind:
     """A kind as the user wrote it ("kv-cache" too). Raises ConfigError."""
     for kind in KINDS:
         if text.replace("-", "_") == kind:

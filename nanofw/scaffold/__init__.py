@@ -67,7 +67,7 @@ def render(kind: Kind, name: str) -> dict[str, str]:
         "option": starter.setting.replace("_", "-"),
         "plain": starter.plain,
         "declares": starter.declares,
-        "temperature": starter.temperature,
+        "temperature": str(starter.temperature),
     }
     plugin = _read(f"{kind}.py").replace(starter.cls, places["cls"]).replace(f"my-{kind.replace('_', '-')}", name)
     written = {

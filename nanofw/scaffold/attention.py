@@ -1,7 +1,7 @@
 """My own attention.
 
-Begin at the loop in `attend`: it takes one request after the other, so each step makes as many launches as there are
-requests. `nanofw bench --attention vectorized-gather,my-attention` shows what that costs.
+Begin at the loop in `attend`: it takes one request after the other, so a batch of 16 makes sixteen times the calls of
+one. `nanofw check my-attention` says so, and `nanofw bench --attention vectorized-gather,my-attention` what it costs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import nanofw
-from nanofw import Attention, Batch, Capabilities, LayerKV
+from nanofw import Attention, Batch, Capabilities, CountLaw, LayerKV
 
 nanofw_api = (1, 0)
 
@@ -21,6 +21,13 @@ class MyAttention(Attention):
 
     # What it can do. Anything else is refused when an engine is built, and not tested.
     capabilities = Capabilities(windows=True, soft_cap=True, reads_padding=False)
+    # What a step costs, which is held to it. The two that grow with B, the requests, are what to remove.
+    laws = (
+        CountLaw("aten_calls", grows_with=("B",)),
+        CountLaw("python_calls", grows_with=("B",)),
+        CountLaw("launches"),
+        CountLaw("host_reads"),
+    )
 
     def attend(self, q: torch.Tensor, kv: LayerKV, batch: Batch) -> torch.Tensor:
         """Queries `[T, Hq, D]` of all requests, packed, to the same shape. `nanofw/batch.py` explains the letters."""

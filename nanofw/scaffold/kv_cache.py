@@ -1,7 +1,7 @@
 """My own KV cache.
 
-Begin at `allocate`: it hands out blocks one by one, in Python. Then look at `match_prefix` of the contract in
-`nanofw/kv_cache.py`: this cache never finds a prefix that an earlier request has computed.
+Begin at `allocate`: in Python, it looks at every request at every step, and hands out blocks one by one. Then look at
+`match_prefix` in `nanofw/kv_cache.py`: this cache never finds a prefix that an earlier request has computed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,20 @@ import numpy as np
 import torch
 
 import nanofw
-from nanofw import NULL_BLOCK, KVCache, KVCacheSpec, LayerKV
+from nanofw import NULL_BLOCK, CountLaw, KVCache, KVCacheSpec, LayerKV, ScalingLaw
 
 
 class MyKVCache(KVCache):
     """Fixed-size blocks from one pool; a list of those that are free."""
+
+    # What a step costs, which is held to it. Python that runs for each of the B requests is what to remove.
+    laws = (
+        CountLaw("python_calls", grows_with=("B",)),
+        CountLaw("aten_calls"),
+        CountLaw("launches"),
+        CountLaw("host_reads"),
+        ScalingLaw(at_least=4.0),
+    )
 
     @dataclass(frozen=True, slots=True)
     class Options:

@@ -13,13 +13,23 @@ from typing import Any
 import numpy as np
 
 import nanofw
-from nanofw import Request, Schedule, Scheduler
+from nanofw import CountLaw, Request, ScalingLaw, Schedule, Scheduler
 
 nanofw_api = (1, 0)
 
 
 class MyScheduler(Scheduler):
     """First come, first served. Long prompts are computed in chunks, beside the next tokens of the others."""
+
+    # What a step costs, which is held to it. Python that runs for each of the B requests is what to remove.
+    laws = (
+        CountLaw("python_calls", grows_with=("B",)),
+        CountLaw("aten_calls"),
+        CountLaw("launches"),
+        CountLaw("host_reads"),
+        ScalingLaw(at_least=4.0),
+    )
+    preempts = False  # it reserves what a request can need, so it never puts one back
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

@@ -15,6 +15,7 @@ class ContiguousKVCache(PagedKVCache):
     """Blocks as long as the longest request, one a request."""
 
     Options = NoOptions  # type: ignore[assignment]
+    max_blocks = 1
 
     @classmethod
     def block_bytes(cls, spec: KVCacheSpec, options: NoOptions) -> int:  # type: ignore[override]
