@@ -63,7 +63,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {"attention_multiplier": 0.3, "logits_scaling": 3.0, "residual_multiplier": 0.5}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "gpt2": ("gpt2", {}),
-    "gpt_oss": ("gpt_oss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "gpt_oss": ("gpt_oss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1} | _rope("default")),
     "bloom": ("bloom", {}),
 }
 """By name: a model type of transformers, and settings beyond the small ones."""

@@ -16,6 +16,7 @@ from nanofw.model import Model
 from nanofw.testing.model_base import ModelBase, Oracle, Served, find, sequence
 from nanofw.testing.suite import cases
 from nanofw.weights import resolve
+from nanofw.weights.folder import quiet
 
 HEAD, EMBEDDING, LAST = "lm_head.weight", "model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"
 
@@ -74,7 +75,8 @@ def checkpoint(name: str, without: str | None = None) -> Iterator[Path]:
     module = source.load_module(torch.float32, torch.device("cpu"), "eager")
     with TemporaryDirectory() as folder:
         path = Path(folder)
-        module.save_pretrained(path)  # type: ignore[operator]
+        with quiet():
+            module.save_pretrained(path)  # type: ignore[operator]
         file = path / "model.safetensors"
         if without is not None:
             tensors = load_file(file)
