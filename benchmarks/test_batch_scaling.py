@@ -88,7 +88,8 @@ def measured(host: PluginHost, quick: bool, request: pytest.FixtureRequest) -> M
             engines.pop(name, None)
             reasons[name] = error
     work = Workload.random(max(BATCHES), PROMPT, OUTPUT, source.config.vocab_size)
-    runs = sweep(engines, work, BATCHES, rounds=2 if quick else 5) if engines else {}
+    rounds = 2 if quick else 3 if ON_GPU else 5
+    runs = sweep(engines, work, BATCHES, rounds) if engines else {}
     return Measured(runs, engines, reasons)
 
 

@@ -202,8 +202,9 @@ class Gate:
             return f"not the whole folder {self.folder.name} was named"
         if self._left_out:
             return f"{self._left_out} were deselected"
-        if self._config.getoption("ignore") or self._config.getoption("ignore_glob"):
-            return "--ignore"
+        for option in ("ignore", "ignore_glob", "lf"):  # these leave out files before anything in them is collected
+            if self._config.getoption(option, None):
+                return f"--{option.replace('_', '-')}"
         if self._finished < self._tests:
             return f"stopped after {self._finished} of {self._tests} tests"
         return None

@@ -167,13 +167,20 @@ def test_a_part_of_them_is_judged_and_said_to_be_a_part(run, project, pytester, 
     assert run(*args, named=named).ret == EXIT_CODE
 
 
+def test_the_last_failures_are_a_part(run, pytester, accepted):
+    pytester.makepyprojecttoml("[tool.pytest.ini_options]\n")  # with pytest's cache
+    (pytester.path / "benchmarks/test_bad.py").write_text("def test_bad(replay):\n    replay([1])\n    assert False\n")
+    run()
+    result = run("--lf")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["only a part of the set was run (--lf):*", "WORSE 1 tests failed"])
+    result.stdout.no_fnmatch_line("*removed or renamed;*")
+
+
 def test_another_rootdir_renames_nothing(run, pytester, accepted):
-    for rootdir in ("benchmarks", "."):
+    for rootdir in ("benchmarks", pytester.mkdir("elsewhere")):
         result = run(f"--rootdir={rootdir}")
         result.stdout.fnmatch_lines(["gate passed: 3 benchmarks compared"])
-    pytester.chdir()
-    result = run(f"--rootdir={pytester.mkdir('elsewhere')}")
-    result.stdout.fnmatch_lines(["gate passed: 3 benchmarks compared"])
 
 
 def test_a_failing_test_keeps_its_code_and_fails_the_gate(run, pytester, accepted):
