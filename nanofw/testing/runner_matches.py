@@ -101,6 +101,23 @@ class Matches(RunnerBase):
             twin.step(new)
             rows = [*new, *rows]
 
+    def test_rows_change_hands_in_flight(self) -> None:
+        """A request ends while its next step is still in flight, and another one begins in its row.
+
+        Fails if what was computed beyond the end of the first (DESIGN.md: it is dropped) reaches the second.
+        """
+        twin = self.twin()
+        rows = list(twin.open_all(lengths(3)))
+        twin.submit(dict(zip(rows, lengths(3), strict=True)))
+        for length in (2, 7, 5):
+            twin.advance(dict.fromkeys(rows, 1), depth=1)
+            twin.close(rows[:1])
+            (new,) = twin.open_all([length])
+            assert new == rows[0]
+            twin.advance({new: length} | dict.fromkeys(rows[1:], 1), depth=1)
+            rows = [*rows[1:], new]
+        twin.decode(rows, steps=2, depth=1)
+
     @cases(lambda suite: (1, 3))
     def test_block_tables_grow(self, case: int) -> None:
         """Contexts that grow through many blocks, and short ones after them.

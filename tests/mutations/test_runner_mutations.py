@@ -241,6 +241,23 @@ class PrefillFeedsNobody(Padded):
         return super().run_eagerly(step, last_token.clone())
 
 
+@faults.plant("test_rows_change_hands_in_flight", "tokens are not those of eager steps")
+class StoresTokensWhenTheyAreWaitedFor(Padded):
+    """By then the row may be another request's, or have a later token."""
+
+    def submit(self, step):
+        pending = super().submit(step)
+        wait = pending.wait
+
+        def store():
+            found = wait()
+            self.last_token[step.rows] = torch.from_numpy(found.tokens)
+            return found
+
+        pending.wait = store
+        return pending
+
+
 @faults.plant("test_every_batch_size_with_a_step_in_flight[4]", "tokens are not those of eager steps")
 class ResultsAreOverwritten(Padded):
     """The tokens of each step lie in the same buffer: who waits late gets those of the next."""
