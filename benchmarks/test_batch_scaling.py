@@ -13,15 +13,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from nanofw.build import build_engine, build_model, resolve_device
-from nanofw.component import KINDS
 from nanofw.config import Config
 from nanofw.engine import Engine
 from nanofw.errors import NanofwError
+from nanofw.measure.combinations import one_at_a_time
 from nanofw.measure.judged import judged
 from nanofw.measure.replay import Replay
 from nanofw.measure.sweep import Run, Workload, sweep
@@ -33,30 +32,7 @@ ON_GPU = resolve_device("auto").type == "cuda"
 MODEL = "dummy:qwen3-0.6b" if ON_GPU else "dummy:tiny"
 PROMPT, OUTPUT = 64, 17
 BATCHES = (1, 2, 4, 8, 16)
-FAST = {
-    "model_impl": "fused",
-    "attention": "triton-paged",
-    "runner": "cuda-graph",
-    "sampler": "triton",
-    "steps_in_flight": 1,
-}
-
-
-def combinations() -> dict[str, dict[str, Any]]:
-    """What differs from the plain plugins, by name: each other plugin alone, and the fast path as a whole."""
-    plain = {"attention": "triton-paged"} if ON_GPU else {}
-    found: dict[str, dict[str, Any]] = {"plain": plain}
-    for status in PluginHost.load().statuses():
-        field = "model_impl" if status.kind == "model" else status.kind
-        usual = Config.build(plain)
-        if status.kind in KINDS and status.status != "failed" and status.name != getattr(usual, field):
-            found[f"{status.kind}={status.name}"] = plain | {field: status.name}
-    if ON_GPU:
-        found["fast"] = FAST
-    return found
-
-
-COMBINATIONS = combinations()
+COMBINATIONS = one_at_a_time(PluginHost.load(), ON_GPU)
 
 
 @dataclass(frozen=True)
