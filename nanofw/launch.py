@@ -9,7 +9,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Launches(list[str]):
@@ -64,3 +67,12 @@ def no_triton() -> str | None:
     if torch.cuda.is_available() or interpreted():
         return None
     return "needs an NVIDIA GPU, or Triton's interpreter for tests (TRITON_INTERPRET=1 before starting)"
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take; without bound in the interpreter."""
+    import torch
+
+    if device.type != "cuda":
+        return 1 << 62
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ import torch
 from nanofw.attention import Attention
 from nanofw.batch import Batch
 from nanofw.kv_cache import LayerKV
-from nanofw.launch import no_triton
+from nanofw.launch import no_triton, shared_memory
 from nanofw.model import Model, ModelSpec
 from nanofw.pdl import available
 from nanofw.weights import ModelSource
@@ -45,7 +45,7 @@ class FusedModel(Model):
             device=device,
             weight_bytes=weights.bytes_read,
         )
-        self._project = Projector(dtype, available(device))
+        self._project = Projector(dtype, available(device), shared_memory(device))
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: Attention, kv: Sequence[LayerKV]) -> torch.Tensor:

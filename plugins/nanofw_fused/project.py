@@ -21,10 +21,11 @@ class Projector:
     Args:
         dtype: of weights and activations.
         pdl: overlap kernels by programmatic dependent launch (compute capability 9.0 and newer).
+        shared: bytes of shared memory that a program may take on the device.
     """
 
-    def __init__(self, dtype: torch.dtype, pdl: bool) -> None:
-        self.pdl = pdl
+    def __init__(self, dtype: torch.dtype, pdl: bool, shared: int) -> None:
+        self.pdl, self.shared = pdl, shared
         self._precision = "ieee" if dtype == torch.float32 else "tf32"
 
     def embed(self, token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -91,6 +92,7 @@ class Projector:
         shape, dtype = ((splits, rows, n), torch.float32) if splits > 1 else ((rows, n), x.dtype)
         out = torch.empty(shape, dtype=dtype, device=x.device)
         bm = 64 if rows > 16 else 16  # 64 rows are what Hopper's wgmma takes: faster than 32 even for 32
+        stages = self.stages(tile, bm + tile.bn * (2 if gated else 1), x.element_size())
         launch(
             tiled_kernel,
             (triton.cdiv(n, tile.bn), triton.cdiv(rows, bm), splits),
@@ -105,11 +107,23 @@ class Projector:
             BK=tile.bk,
             SPLITS=splits,
             GATED=gated,
-            STAGES=tile.stages,
+            STAGES=stages,
             **self._common(tile.warps),
             PRECISION=self._precision,
         )
         return out
+
+    def stages(self, tile: Tile, rows: int, item: int) -> int:
+        """Loop turns in flight: the table's, where the device has room for them.
+
+        The table was measured in bfloat16 on a card with 227 KiB a program; float32 takes twice the room, and other
+        cards have less than half of it. One turn is in registers, the others wait in shared memory.
+
+        Args:
+            tile: the table's choice. rows: of x and of W that one turn loads, `tile.bk` elements each. item: bytes of
+                an element.
+        """
+        return max(min(tile.stages, 1 + self.shared // (rows * tile.bk * item)), 1)
 
     def add_norm(self, hidden: torch.Tensor, parts: torch.Tensor | None, eps: float) -> torch.Tensor:
         """`hidden += parts.sum(0)` in place, then hidden over its rms.

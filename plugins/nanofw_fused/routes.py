@@ -1,4 +1,4 @@
-"""Which kernel computes which projection, by batch: the one table, chosen by measurement (`benchmarks/h200.py`).
+"""Which kernel computes which projection, by batch: the one table, measured by `benchmarks/tune_projections.py`.
 
 slab    weights asked for before the inputs are ready; norm, residual and SiLU inside        (kernels/slab.py)
 tiled   pipelined tiles, K split in `splits`                                                  (kernels/tiled.py)

@@ -1,11 +1,13 @@
 """The fused model in an engine, with the plugins that it is made for; and prompts on either side of its routes."""
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from nanofw import LLM, PluginHost, SamplingParams
 from nanofw.errors import PluginError
+from nanofw_fused.project import Projector
 from nanofw_fused.routes import ROUTES, routes_for
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
@@ -45,3 +47,17 @@ def test_what_it_cannot_fuse_is_refused_by_name(all_plugins):
 def test_every_batch_has_a_route():
     assert all(routes_for(n)["qkv"].route in ("slab", "tiled", "cublas") for n in (1, 8, 9, 16, 17, 64, 65, 10**6))
     assert [most for most, _ in ROUTES] == sorted(most for most, _ in ROUTES)
+
+
+@pytest.mark.parametrize("shared", [232_448, 166_912, 101_376], ids=["9.0", "8.0", "8.9"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_tiles_fit_the_shared_memory_of_every_card(shared, dtype):
+    """By compute capability. A pipelined tile keeps all its turns but one in shared memory."""
+    projector = Projector(dtype, False, shared)
+    for _, routes in ROUTES:
+        for projection, tile in routes.items():
+            for rows in (16, 64):
+                turn = rows + tile.bn * (2 if projection == "gate_up" else 1)
+                stages = projector.stages(tile, turn, dtype.itemsize)
+                assert 1 <= stages <= tile.stages
+                assert (stages - 1) * turn * tile.bk * dtype.itemsize <= shared
