@@ -8,7 +8,7 @@ from dataclasses import replace
 import hypothesis
 
 from nanofw.testing.attention_base import AttentionBase, compare, run
-from nanofw.testing.cases import DTYPES, Case, Dense, drawn_cases, dtype_names, pick
+from nanofw.testing.cases import DTYPES, Case, Dense, drawn_cases, dtype_names, pick, spread
 from nanofw.testing.guard import Guarded
 from nanofw.testing.layout import Layout, fetch, lay_out, pools
 from nanofw.testing.suite import cases, drawn
@@ -22,8 +22,7 @@ def head_sizes(suite: type[AttentionBase]) -> Iterator[Case]:
     """A1: each dtype and head size, 8 query heads on 2, contexts around the edge of a block."""
     block = suite.block()
     contexts = (1, block - 1, block, block + 1, 6 * block + 1) if block > 2 else (1, 2, 7)
-    declared = sorted(suite.can().head_sizes or ())
-    sizes = dict.fromkeys((*HEAD_SIZES, *declared[:: max(len(declared) // 5, 1)], *declared[-1:]))
+    sizes = dict.fromkeys((*HEAD_SIZES, *spread(suite.can().head_sizes)))
     for dtype in DTYPES:
         for size in sizes:
             yield suite.case(contexts, dtype=dtype, head_size=size, seed=size)

@@ -116,6 +116,12 @@ def pick(allowed: Collection[Any] | None, *wanted: Any) -> Any:
     return next((w for w in wanted if w in allowed), None) or min(allowed, key=lambda a: (not isinstance(a, int), a))
 
 
+def spread(allowed: Collection[int] | None) -> list[int]:
+    """Some of the allowed values, from the smallest to the largest."""
+    values = sorted(allowed or ())
+    return list(dict.fromkeys((*values[:: max(len(values) // 5, 1)], *values[-1:])))
+
+
 def dtype_names(can: Capabilities) -> list[str]:
     """Declared dtypes, by the names used in test ids."""
     return [name for name, dtype in DTYPES.items() if can.dtypes is None or dtype in can.dtypes]

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from nanofw.component import Component
 from nanofw.errors import PluginError
 from nanofw.laws import CountLaw
-from nanofw.testing.laws import Grid, counts_of, judge_counts
+from nanofw.testing.laws import counts_of, judge_counts
 from nanofw.testing.suite import Suite, cases
 
 
 def declared(suite: type[Suite]) -> Iterator[CountLaw]:
     """The count laws on the backend's class."""
     yield from (law for law in suite.backend.laws if isinstance(law, CountLaw))
-
-
-@functools.cache
-def _counts(component: type[Component], options: tuple[tuple[str, Any], ...]) -> Grid:
-    return counts_of(component, dict(options))
 
 
 class CountLaws(Suite):
@@ -35,7 +27,7 @@ class CountLaws(Suite):
         An engine whose attention looped over requests in Python made 16 tok/s at batch 1 and 23 at batch 16.
         """
         try:
-            grid = _counts(self.backend, tuple(self.options.items()))
+            grid = counts_of(self.backend, tuple(self.options.items()))
         except PluginError as error:
             pytest.skip(str(error))
         (verdict,) = judge_counts([case], grid)

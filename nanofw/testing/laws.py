@@ -94,7 +94,7 @@ def judge(component: type[Component], options: Mapping[str, Any] | None = None) 
         PluginError: it cannot serve the small model that its steps are counted with.
     """
     laws = [law for law in component.laws if isinstance(law, CountLaw)]
-    return judge_counts(laws, counts_of(component, dict(options or {}))) if laws else []
+    return judge_counts(laws, counts_of(component, tuple((options or {}).items()))) if laws else []
 
 
 def judge_counts(laws: list[CountLaw], grid: Grid) -> list[Verdict]:
@@ -119,13 +119,14 @@ def _verdict(law: CountLaw, fit: Fit) -> Verdict:
     return Verdict(law, False, f"{fit}; {'; '.join(wrong)}. {cause}, or declare {said} in `laws`")
 
 
-def counts_of(component: type[Component], options: dict[str, Any]) -> Grid:
+@functools.cache
+def counts_of(component: type[Component], options: tuple[tuple[str, Any], ...] = ()) -> Grid:
     """Counts over the grid: of one layer's attention, or of whole steps with the plugin in a small engine."""
     if issubclass(component, Attention):
-        return _of_attention(component, options)
+        return _of_attention(component, dict(options))
     if issubclass(component, Model):
-        return _of_model(component, options)
-    return _of_engine(component, options)
+        return _of_model(component, dict(options))
+    return _of_engine(component, dict(options))
 
 
 def _of_attention(component: type[Attention], options: dict[str, Any]) -> Grid:
