@@ -71,10 +71,10 @@ def check_name(name: str, kind: Kind) -> None:
     if hasattr(importlib.import_module("nanofw"), class_name(name)):
         raise ConfigError(f"{class_name(name)} is a class of nanofw itself: say what is special about yours")
     for status in PluginHost.load().statuses():
-        if name in (status.plugin, status.distribution) or (status.kind, status.name) == (kind, name):
-            raise ConfigError(
-                f"{status.kind} {status.name!r} of {status.distribution} {status.version} has the name {name!r} "
-                f"already: choose another"
-            )
+        whose = f"{status.distribution} {status.version}"
+        if (status.kind, status.name) == (kind, name):
+            raise ConfigError(f"{kind} {name!r} of {whose} is installed already: choose another name")
+        if name in (status.plugin, status.distribution):
+            raise ConfigError(f"{name!r} is the name of an installed plugin, of {whose}: choose another")
     if importlib.util.find_spec(module) is not None:
         raise ConfigError(f"a module {module!r} is installed already, and would hide the new one: choose another name")
