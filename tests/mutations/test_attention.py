@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nanofw import CountLaw
 from nanofw.attention import Attention, Capabilities
 from nanofw.testing import AttentionSuite
 from nanofw.testing.planted import Faults
@@ -14,6 +15,7 @@ class Plain(Attention):
     """A right attention, one request after another, in pieces that a fault can replace one by one."""
 
     capabilities = Capabilities(windows=True, soft_cap=True, batch_invariant=True, reads_padding=False)
+    laws = (CountLaw("aten_calls", grows_with=("B",)), CountLaw("python_calls", grows_with=("B",)))
 
     def attend(self, q, kv, batch):
         self.batch, out, start = batch, torch.zeros_like(q), 0
