@@ -1,9 +1,7 @@
 """Judge count laws: with what the work of one decode step grows, from counts alone.
 
-Counts are taken over a grid of batch sizes and contexts and fitted to `a + b B + c B ctx`; slopes are judged, not `a`.
-The grid begins at B = 2: many things are special at 1. A count that rises once on the way (a merge kernel from some
-context on, a table sorted from some batch on) is no growth: what is done for each request, or for each of its tokens,
-adds at least one a request over the whole grid, and half of that is where a slope counts.
+Counts are taken over a grid of batch sizes and contexts and fitted to `a + b B + c B ctx` (`nanofw.measure.fit`);
+slopes are judged, not `a`. The grid begins at B = 2: many things are special at 1.
 
     verdicts = judge(MyAttention)
 """
@@ -17,7 +15,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,8 +23,9 @@ from nanofw.attention import Attention, AttentionSpec
 from nanofw.batch import Batch
 from nanofw.component import Component, Kind
 from nanofw.errors import PluginError
-from nanofw.laws import TERMS, Counter, CountLaw, Law, Term
+from nanofw.laws import TERMS, CountLaw, Law
 from nanofw.measure.counters import Counts, count, step_counts
+from nanofw.measure.fit import Fit, Grid
 from nanofw.model import Model
 from nanofw.options import build_options
 from nanofw.plugins import PluginHost, kind_of
@@ -39,9 +37,6 @@ BATCHES = (2, 3, 5, 8)
 BLOCKS = (4, 8, 12)
 """Contexts, in blocks: a cache hands out whole ones, so others would add steps to what grows evenly."""
 
-Grid = Mapping[tuple[int, int], Counts]
-"""Counts by (B, ctx)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -50,38 +45,6 @@ class Verdict:
     law: Law
     holds: bool
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """`constant + per_request * B + per_token * B * ctx`, by least squares."""
-
-    counter: Counter
-    constant: float
-    per_request: float
-    per_token: float
-    contexts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, counter: Counter, grid: Grid) -> Fit:
-        """From at least three points that are not on one line."""
-        points = np.array([(1, batch, batch * context) for batch, context in grid], dtype=float)
-        counts = np.array([getattr(found, counter) for found in grid.values()], dtype=float)
-        constant, per_request, per_token = np.linalg.lstsq(points, counts, rcond=None)[0].tolist()
-        return cls(counter, constant, per_request, per_token, tuple(sorted({context for _, context in grid})))
-
-    def grows_with(self, term: Term) -> bool:
-        """Whether the slope is that of something done for each request, or for each token of each (or some of them)."""
-        if term == "B":
-            return abs(self.per_request) >= 0.5
-        return abs(self.per_token) * (self.contexts[-1] - self.contexts[0]) >= 0.5
-
-    def __str__(self) -> str:
-        terms = [f"{self.constant:.4g}"]
-        for slope, name in ((self.per_request, "B"), (self.per_token, "B ctx")):
-            if self.grows_with("B" if name == "B" else "B*ctx"):
-                terms.append(f"{slope:.3g} {name}")
-        return f"{self.counter} = {' + '.join(terms)}"
 
 
 def judge(component: type[Component], options: Mapping[str, Any] | None = None) -> list[Verdict]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
-from nanofw.errors import CheckpointError
+from nanofw.cache_folder import cache_folder
+from nanofw.errors import CheckpointError, ConfigError
 from nanofw.options import listing
 from nanofw.weights.checkpoint import read_json, verify
 
@@ -47,13 +47,10 @@ def find() -> Path:
 
 def cache_dir() -> Path:
     """Folder of pulled models: under `NANOFW_CACHE`, else in the user's cache. Raises CheckpointError if unknown."""
-    if chosen := os.environ.get("NANOFW_CACHE"):
-        return Path(chosen) / "models"
     try:
-        import platformdirs
-    except ImportError as error:
-        raise CheckpointError("platformdirs, which knows the user's cache, is missing: set NANOFW_CACHE") from error
-    return Path(platformdirs.user_cache_dir("nanofw")) / "models"
+        return cache_folder() / "models"
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def pull(progress: Progress = lambda what, done: None) -> Path:

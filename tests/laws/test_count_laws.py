@@ -11,7 +11,8 @@ from nanofw.component import KINDS
 from nanofw.errors import PluginError
 from nanofw.kv_cache import LayerSpec
 from nanofw.measure.counters import Counts, count
-from nanofw.testing.laws import Fit, judge, judge_counts
+from nanofw.measure.fit import Fit
+from nanofw.testing.laws import judge, judge_counts
 
 HOST = PluginHost.load()
 SHIPPED = sorted((s.kind, s.name) for s in HOST.statuses() if s.distribution == "nanofw" and s.kind in KINDS)
