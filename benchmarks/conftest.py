@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: the gate, a smaller run, and the installed plugins. See docs/benchmarks.md."""
+"""Shared by the benchmarks: the gate, a smaller run, and the installed plugins. See docs/how-to/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does every plugin scale as it promises? Judged by interleaved rounds, as many as it takes; docs/laws.md says how.
+"""Does every plugin scale as it promises? Judged by interleaved rounds, as many as it takes: docs/explanation/laws.md.
 
 pytest benchmarks/test_scaling_laws.py -s          every plugin that declares a scaling law
 pytest benchmarks/test_scaling_laws.py -k naive    one of them

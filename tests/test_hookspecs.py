@@ -13,7 +13,7 @@ from nanofw.testing.audited import audited_engine
 HOOKS = [name for name in vars(hookspecs) if name.startswith("nanofw_")]
 REGISTRATIONS = [name for name in HOOKS if name.startswith("nanofw_register_")]
 OBSERVATIONS = [name for name in HOOKS if name not in REGISTRATIONS]
-DOCS = Path(__file__).parents[1] / "docs" / "hooks.md"
+DOCS = Path(__file__).parents[1] / "docs" / "reference" / "hooks.md"
 
 
 def plugin(hook, function):
@@ -41,7 +41,7 @@ def test_docs_name_files_that_are_there():
     words = {word.strip("`.;:,") for word in DOCS.read_text().split() if word.startswith("`nanofw/")}
     assert len(words) >= 7
     for word in words:
-        assert (DOCS.parents[1] / word).is_file(), word
+        assert (DOCS.parents[2] / word).is_file(), word
 
 
 @pytest.mark.parametrize("hook", REGISTRATIONS)

@@ -40,8 +40,8 @@ def test_out_of_range(setting, message):
 
 
 def test_every_parameter_has_one_rule():
-    """In docs/sampling.md, no more and no less."""
-    text = (Path(__file__).parents[1] / "docs" / "sampling.md").read_text(encoding="utf-8")
+    """In docs/reference/sampling.md, no more and no less."""
+    text = (Path(__file__).parents[1] / "docs" / "reference" / "sampling.md").read_text(encoding="utf-8")
     rules = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
     assert sorted(rules) == sorted(field.name for field in dataclasses.fields(SamplingParams))
 

@@ -38,7 +38,7 @@ def closing(verdict: Verdict, part: str | None, exit_code: int) -> str:
     if verdict.status == "failed":
         return (
             f"gate failed: {len(verdict.failures)} findings in {verdict.compared} compared benchmarks (exit code "
-            f"{exit_code} if all tests passed). A change that is meant: docs/benchmarks.md, Accept"
+            f"{exit_code} if all tests passed). A change that is meant: docs/how-to/benchmarks.md, Accept"
         )
     if verdict.status == "passed":
         return f"gate passed: {verdict.compared} benchmarks compared"

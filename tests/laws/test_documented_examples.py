@@ -12,7 +12,7 @@ from nanofw.testing.laws import judge
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/attention-plugin.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/how-to/attention-plugin.md"])
 def test_example(document):
     indented = re.findall(r"(?:^ {4}.*\n|^\n)+", (ROOT / document).read_text(), re.MULTILINE)
     (code,) = [block for block in indented if "class MyAttention" in block]
