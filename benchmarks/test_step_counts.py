@@ -1,7 +1,7 @@
 """What one decode step of a whole engine does, counted: operations, bytes, host reads, launches, Python calls.
 
 Each plugin in turn in place of a plain one, with the model dummy:tiny. No clock decides anything here, so these hold on
-a busy machine too. Laws (docs/explanation/laws.md) say how counts grow; the gate says when a step does more than before.
+a busy machine too. Laws (docs/explanation/laws.md) say how counts grow; the gate, when a step does more than it did.
 """
 
 from __future__ import annotations
