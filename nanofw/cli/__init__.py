@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from nanofw import __version__
-from nanofw.cli import bench, bench_accept, check, diff, generate, model, new, plugins
+from nanofw.cli import bench, bench_accept, check, diff, explain, generate, model, new, plugins
 from nanofw.errors import NanofwError
 
 _NOISY = r"(torch|transformers|huggingface_hub|tokenizers|safetensors|accelerate|triton|gguf)(\..*)?"
@@ -49,6 +49,7 @@ app.command("generate")(generate.generate)
 app.add_typer(bench_app := typer.Typer(), name="bench")
 bench_app.callback(invoke_without_command=True)(bench.bench)
 bench_app.command("accept")(bench_accept.accept)
+app.command("explain")(explain.explain)
 app.command("diff")(diff.diff)
 app.command("plugins")(plugins.plugins)
 app.command("new")(new.new)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,30 @@ def stdout() -> Console:
 
     console = Console(highlight=False)
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=200)
+
+
+@contextmanager
+def status(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A function to be told what is being done now, which shows it; nothing where nobody looks on, or `quiet`.
+
+    It draws only when told: a thread that redraws would disturb what is measured.
+    """
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda what: None
+        return
+    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as line:
+        task = line.add_task("")
+
+        def say(what: str) -> None:
+            line.update(task, description=what)
+            line.refresh()
+
+        yield say
 
 
 def tell(lines: Iterable[str]) -> None:
@@ -52,5 +77,6 @@ def quiet_libraries() -> None:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "KINETO_LOG_LEVEL": "99",
     }.items():
         os.environ.setdefault(variable, value)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanofw.cli.bench import PROMPT, VARIED
 from nanofw.cli.console import quiet_libraries
+from nanofw.cli.experiment import PROMPT, VARIED
 from nanofw.cli.settings import Settings, with_settings
 from nanofw.config import Config, parse_option
 from nanofw.errors import ConfigError

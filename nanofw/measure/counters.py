@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanofw import launch
-from nanofw.request import SamplingParams
+from nanofw.measure.steady import steady
 
 if TYPE_CHECKING:
     from nanofw.engine import Engine
@@ -67,30 +67,10 @@ def count(call: Callable[[], Any]) -> Counts:
 def step_counts(engine: Engine, batch: int, context: int) -> Counts:
     """Counts of one steady decode step of a whole engine (see `count`: two steps are looked at).
 
-    Args:
-        engine: idle. It is idle again afterwards.
-        batch: requests that decode.
-        context: tokens each of them has when counting begins, prompt and generated ones.
-
-    Raises:
-        RequestError: such requests do not fit the engine.
+    Args: as for `nanofw.measure.steady.steady`, and it raises what that raises.
     """
-    settled = 3  # first tokens: by then every step in flight is a decode step
-    prompt = max(context - settled, 1)
-    params = SamplingParams(temperature=0, max_tokens=engine.max_model_len - prompt, ignore_eos=True)
-    names = [f"counted-{number}" for number in range(batch)]
-    try:
-        for number, name in enumerate(names):
-            ids = [(7 * number + place) % engine.vocab_size for place in range(prompt)]
-            engine.add(name, ids, params, stream=False)
-        while min(engine.table.known[r.row] if r.row >= 0 else 0 for r in engine.requests.values()) < context:
-            engine.step()
+    with steady(engine, batch, context):
         return count(engine.step)
-    finally:
-        for name in names:
-            engine.abort(name)
-        while engine.has_work:
-            engine.step()
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

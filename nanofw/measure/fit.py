@@ -44,8 +44,12 @@ class Fit:
         return abs(self.per_token) * (self.contexts[-1] - self.contexts[0]) >= 0.5
 
     def __str__(self) -> str:
-        terms = [f"{self.constant:.4g}"]
+        terms = [_number(self.constant)] if abs(self.constant) >= 0.05 else []
         for slope, name in ((self.per_request, "B"), (self.per_token, "B ctx")):
             if self.grows_with("B" if name == "B" else "B*ctx"):
-                terms.append(f"{slope:.3g} {name}")
-        return f"{self.counter} = {' + '.join(terms)}"
+                terms.append(f"{_number(slope)} {name}")
+        return f"{self.counter} = {' + '.join(terms) or 0}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nanofw.config import Config
     from nanofw.engine import Engine
     from nanofw.measure.sweep import Run
+    from nanofw.measure.telemetry import Telemetry
 
 FORMAT = 1
 """Version of the JSON report. A reader that knows another must say so and not guess."""
@@ -111,7 +112,11 @@ def ran(engine: Engine) -> dict[str, Any]:
 
 
 def report(
-    machine: dict[str, Any], settings: dict[str, Any], combinations: Mapping[str, Any], found: Sequence[Point]
+    machine: dict[str, Any],
+    settings: dict[str, Any],
+    combinations: Mapping[str, Any],
+    found: Sequence[Point],
+    telemetry: Telemetry | None = None,
 ) -> dict[str, Any]:
     """The whole JSON report.
 
@@ -120,10 +125,12 @@ def report(
         settings: of the sweep (rounds, seed, ...).
         combinations: by label, what `ran` there.
         found: all points.
+        telemetry: of the GPU during the run; None without one.
     """
     return {
         "format": FORMAT,
         "machine": machine,
+        "telemetry": telemetry.record() if telemetry else None,
         "settings": settings,
         "combinations": dict(combinations),
         "points": [asdict(p) for p in found],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nanofw.cli.bench import combinations, label_of
+from nanofw.cli.experiment import combinations, label_of
 from nanofw.errors import ConfigError
 
 SMALL = ("--model", "dummy:tiny", "--prompt-tokens", "5", "--output-tokens", "4", "--rounds", "2")
@@ -21,7 +21,7 @@ def test_report(nanofw: Any) -> None:
     ran = nanofw("bench", *SMALL, *args, "--batch-sizes", "2,1,4", "--json", "out.json")
     assert ran.code == 0
     report = json.loads(Path("out.json").read_text())
-    assert set(report) == {"format", "machine", "settings", "combinations", "points"}
+    assert set(report) == {"format", "machine", "telemetry", "settings", "combinations", "points"}
     assert report["settings"] == {"rounds": 2, "seed": 0, "batch_sizes": [1, 2, 4], "output_tokens": 4}
     assert report["machine"]["python"]
     assert report["machine"]["gpu"] is None or report["machine"]["gpu"]["name"]
