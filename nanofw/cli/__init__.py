@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from nanofw import __version__
-from nanofw.cli import bench, bench_accept, check, diff, explain, generate, model, new, plugins
+from nanofw.cli import bench, bench_accept, check, diff, explain, generate, model, new, plugins, report
 from nanofw.errors import NanofwError
 
 _NOISY = r"(torch|transformers|huggingface_hub|tokenizers|safetensors|accelerate|triton|gguf)(\..*)?"
@@ -50,6 +50,7 @@ app.add_typer(bench_app := typer.Typer(), name="bench")
 bench_app.callback(invoke_without_command=True)(bench.bench)
 bench_app.command("accept")(bench_accept.accept)
 app.command("explain")(explain.explain)
+app.command("report")(report.report)
 app.command("diff")(diff.diff)
 app.command("plugins")(plugins.plugins)
 app.command("new")(new.new)

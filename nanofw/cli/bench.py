@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nanofw.cli import experiment
 from nanofw.cli.console import quiet_libraries, resolved_lines, stdout, tell
-from nanofw.cli.experiment import BatchSizes, JsonFile, OutputTokens, Prompt, PromptTokens, Quiet
+from nanofw.cli.experiment import BatchSizes, HtmlFile, JsonFile, OutputTokens, PngFile, Prompt, PromptTokens, Quiet
 from nanofw.cli.settings import Settings, with_settings
 from nanofw.errors import ConfigError
+from nanofw.report.read import need
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +31,8 @@ def bench(
     output_tokens: OutputTokens = 128,
     rounds: Annotated[int, typer.Option(metavar="N", help="Measurements of each point.")] = 3,
     json_file: JsonFile = None,
+    html_file: HtmlFile = None,
+    png_file: PngFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Measure throughput over batch sizes, for every combination of plugins given as comma lists.
@@ -40,9 +44,11 @@ def bench(
     if ctx.invoked_subcommand:
         _refuse_options(ctx)
         return
-    experiment.check_writable(json_file)
+    for file in (json_file, html_file, png_file):
+        experiment.check_writable(file)
+    need(*(["jinja2", "matplotlib"] if html_file else ["matplotlib"] if png_file else []))
     quiet_libraries()
-    from nanofw.cli import bench_view
+    from nanofw.cli import bench_view, look
     from nanofw.measure import machine, records
     from nanofw.measure.sweep import sweep
     from nanofw.measure.telemetry import sampled
@@ -63,12 +69,25 @@ def bench(
     console.print("\n" + "; ".join(bench_view.sentence(label, p) for label, p in found.items()) + ".", soft_wrap=True)
     for notice in telemetry.notices() if telemetry else []:
         console.print(f"note: {notice}", soft_wrap=True)
-    if json_file is not None:
+    if json_file or html_file or png_file:
         kept = {"rounds": rounds, "seed": seed, "batch_sizes": it.sizes, "output_tokens": output_tokens}
         ran = {label: records.ran(engine) for label, engine in it.engines.items()}
         everything = [p for of_label in found.values() for p in of_label]
-        json_file.write_text(json.dumps(records.report(described, kept, ran, everything, telemetry), indent=2) + "\n")
-        tell([f"wrote {json_file}"])
+        looked = look.closer(it, reasons=html_file is not None, quiet=quiet) if html_file or png_file else None
+        _write(records.report(described, kept, ran, everything, telemetry, looked), json_file, html_file, png_file)
+
+
+def _write(record: dict[str, Any], json_file: Path | None, html_file: Path | None, png_file: Path | None) -> None:
+    """Whatever is asked for, all from the record."""
+    from nanofw.report import page, plots
+
+    if json_file is not None:
+        json_file.write_text(json.dumps(record, indent=2) + "\n")
+    if html_file is not None:
+        html_file.write_text(page.page(record), encoding="utf-8")
+    if png_file is not None:
+        plots.png(plots.scaling(plots.curves(record), record["roofline"]), png_file)
+    tell(f"wrote {file}" for file in (json_file, html_file, png_file) if file is not None)
 
 
 def _what_ran(console: Console, it: Experiment, label: str) -> None:

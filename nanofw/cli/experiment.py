@@ -32,6 +32,8 @@ Prompt = Annotated[str | None, typer.Option(metavar="TEXT", help="Prompt of ever
 PromptTokens = Annotated[int | None, typer.Option(metavar="N", help="Random prompts of N tokens instead.")]
 OutputTokens = Annotated[int, typer.Option(metavar="N", help="New tokens a request.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write a JSON report.")]
+HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page, with the reasons.")]
+PngFile = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write a picture of the scaling.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No live display.")]
 
 

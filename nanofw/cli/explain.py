@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nanofw.cli import experiment
 from nanofw.cli.console import quiet_libraries, stdout, tell
 from nanofw.cli.experiment import BatchSizes, JsonFile, OutputTokens, Prompt, PromptTokens, Quiet
 from nanofw.cli.settings import Settings, with_settings
 from nanofw.errors import ConfigError
-
-if TYPE_CHECKING:
-    from nanofw.cli.experiment import Experiment
-    from nanofw.measure.explain import Breakdown
-    from nanofw.measure.roofline import Roof
 
 FORMAT = 1
 """Version of the JSON report."""
@@ -40,6 +35,7 @@ def explain(
     experiment.check_writable(json_file)
     quiet_libraries()
     from nanofw.cli import explain_view as view
+    from nanofw.cli.look import breakdowns
     from nanofw.measure import machine, roofline
     from nanofw.measure.bottleneck import amount
     from nanofw.measure.explain import FIT_BATCHES
@@ -51,7 +47,7 @@ def explain(
     spec = next(iter(it.engines.values())).runner.parts.model.spec
     roof = roofline.roof_of(spec.device, spec.dtype)
     with sampled(spec.device) as telemetry:
-        found = look(it, roof, quiet)
+        found = breakdowns(it, roof, quiet)
 
     console, described = stdout(), machine.describe()
     console.print(f"{it.model} on {machine.summary(described)}", soft_wrap=True)
@@ -60,11 +56,11 @@ def explain(
         f"in {roof.dtype} at best (measured)",
         soft_wrap=True,
     )
-    for label, breakdowns in found.items():
-        console.print(view.table(label, breakdowns))
-        console.print("\n".join(view.growth(breakdowns[-1])), style="dim", soft_wrap=True)
-        console.print(view.costs(breakdowns[-1]))
-        console.print("\n".join(view.sentences(breakdowns)), soft_wrap=True)
+    for label, each in found.items():
+        console.print(view.table(label, each))
+        console.print("\n".join(view.growth(each[-1])), style="dim", soft_wrap=True)
+        console.print(view.costs(each[-1]))
+        console.print("\n".join(view.sentences(each)), soft_wrap=True)
     for notice in telemetry.notices() if telemetry else []:
         console.print(f"note: {notice}", soft_wrap=True)
     if json_file is not None:
@@ -73,26 +69,7 @@ def explain(
             "machine": described,
             "roof": asdict(roof),
             "telemetry": telemetry.record() if telemetry else None,
-            "combinations": {label: [asdict(b) for b in breakdowns] for label, breakdowns in found.items()},
+            "combinations": {label: [asdict(b) for b in each] for label, each in found.items()},
         }
         json_file.write_text(json.dumps(report, indent=2) + "\n")
         tell([f"wrote {json_file}"])
-
-
-def look(it: Experiment, roof: Roof, quiet: bool) -> dict[str, list[Breakdown]]:
-    """Explain each engine at each batch size, in the middle of its output."""
-    from nanofw.cli.console import status
-    from nanofw.measure.explain import explain as breakdown
-    from nanofw.measure.explain import growth
-
-    context = it.longest - it.work.output_tokens // 2
-    found: dict[str, list[Breakdown]] = {}
-    with status(quiet) as say:
-        for label, engine in it.engines.items():
-            say(f"{label}: with what its counts grow")
-            fits = growth(engine, context)
-            found[label] = []
-            for batch in it.sizes:
-                say(f"{label}: batch {batch}")
-                found[label].append(breakdown(engine, batch, context, roof, fits))
-    return found

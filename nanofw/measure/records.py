@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nanofw.config import Config
     from nanofw.engine import Engine
+    from nanofw.measure.explain import Breakdown
+    from nanofw.measure.roofline import Roof
     from nanofw.measure.sweep import Run
     from nanofw.measure.telemetry import Telemetry
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON report. A reader that knows another must say so and not guess."""
 
 
@@ -65,6 +67,29 @@ class Point:
     decode_tok_s: Measured
     decode_ms: Measured
     prefill_tok_s: Measured
+
+    @classmethod
+    def read(cls, record: dict[str, Any]) -> Point:
+        """From its form in a JSON record."""
+        measured = {name: value for name, value in record.items() if isinstance(value, Mapping)}
+        return cls(**record | {name: Measured(v["median"], tuple(v["rounds"])) for name, v in measured.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What is beside the measurement itself, and takes time of its own.
+
+    Attributes:
+        roof: what the machine does at best.
+        roofline: by batch size, decode tokens a second that it allows: `{"batch": 4, "tok_s": 9000.0}`.
+        explained: by label, `nanofw.measure.explain.Breakdown` at each batch size.
+        laws: by plugin, its verdicts: `{"law": ..., "holds": true, "found": ...}`.
+    """
+
+    roof: Roof | None = None
+    roofline: Sequence[Mapping[str, float]] = ()
+    explained: Mapping[str, Sequence[Breakdown]] = field(default_factory=dict)
+    laws: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
 def points(config: Config, by_batch: Mapping[int, Sequence[Run]]) -> list[Point]:
@@ -117,6 +142,7 @@ def report(
     combinations: Mapping[str, Any],
     found: Sequence[Point],
     telemetry: Telemetry | None = None,
+    looked: Looked | None = None,
 ) -> dict[str, Any]:
     """The whole JSON report.
 
@@ -126,6 +152,7 @@ def report(
         combinations: by label, what `ran` there.
         found: all points.
         telemetry: of the GPU during the run; None without one.
+        looked: what a closer look at the engines found, if there was one.
     """
     return {
         "format": FORMAT,
@@ -134,4 +161,5 @@ def report(
         "settings": settings,
         "combinations": dict(combinations),
         "points": [asdict(p) for p in found],
+        **asdict(looked or Looked()),
     }
