@@ -17,9 +17,10 @@ def accept(
     ] = LAST_RUN,
     into: Annotated[Path, typer.Option("--into", metavar="FOLDER", help="Where the baselines are.")] = FOLDER,
 ) -> None:
-    """Make a run that passed the gate the baseline of its machine. Without RUN.json, the last run here.
+    """Make a run that passed the baseline of its machine.
 
-    Refused, with the reason: a run that failed, was judged by nobody, or holds only a part of the benchmarks.
+    Without RUN.json, the last run here. Refused, with the reason: a run that failed, was judged by nobody, or holds
+    only a part of the benchmarks.
 
     Example: pytest benchmarks && nanofw bench accept
     """

@@ -29,7 +29,7 @@ def check(
     kind: Annotated[str | None, typer.Option(metavar="KIND", help="Where a name stands for several kinds.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the verdict as JSON.")] = None,
 ) -> None:
-    """Judge a plugin: is it right, does it keep its laws, does it scale, and what next?
+    """Judge a plugin: is it right, does it keep its laws, and scale?
 
     Exits with 0 if it is right and keeps its laws, with 1 if not. An attention takes less than three minutes on a CPU.
 

@@ -33,9 +33,11 @@ def diff(
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Most tokens to generate.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare two sets of plugins, greedily. Status 0: the same tokens; 1: not, and where it begins.
+    """Say whether two sets of plugins generate the same, and where not.
 
-    Example: nanofw diff attention=naive-gather attention=vectorized-gather,scheduler=static
+    Exits with 0 if all tokens are the same, with 1 if not.
+
+    Example: nanofw diff attention=naive-gather attention=vectorized-gather
     """
     merged = settings.merged()
     config_a, config_b = (Config.build(merged, plugin_set(text)) for text in (a, b))

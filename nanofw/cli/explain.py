@@ -26,9 +26,9 @@ def explain(
     json_file: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Say where the time of a decode step goes, and what holds it back, for every combination of plugins.
+    """Say where the time of a decode step goes, and what holds it back.
 
-    Looks at steps in the middle of the output: times, counts, the largest costs, and how far from the machine's limit.
+    For every combination of plugins, as in bench: times, counts, largest costs, roofline.
 
     Example: nanofw explain --attention naive-gather,vectorized-gather
     """

@@ -23,7 +23,7 @@ def generate(
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the likeliest token.")] = 0.0,
     top_k: Annotated[int, typer.Option(metavar="K", help="Keep the K likeliest; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(metavar="P", help="Keep the likeliest up to this mass.")] = 1.0,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Keep this much of the mass.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End at this text; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
     logprobs: Annotated[int | None, typer.Option(metavar="K", help="Report the K likeliest tokens.")] = None,
@@ -32,7 +32,7 @@ def generate(
 ) -> None:
     """Generate text, in the model's chat template where it has one.
 
-    Example: nanofw generate "Why is the sky blue?" --attention naive-gather --max-tokens 32
+    Example: nanofw generate "Why is the sky blue?" --max-tokens 32
     """
     from nanofw.request import SamplingParams
 

@@ -10,19 +10,25 @@ import typer
 from nanofw.errors import CheckpointError
 from nanofw.options import suggest
 
-app = typer.Typer(help="Fetch models.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 MODELS = ("smollm2",)
 
 
 @app.callback()
 def model() -> None:
-    """Fetch models."""
+    """Fetch models.
+
+    Example: nanofw model pull smollm2
+    """
 
 
 @app.command("pull")
 def pull(name: Annotated[str, typer.Argument(help="Which one: smollm2.")]) -> None:
-    """Fetch a model into the cache, once. Later runs need no network."""
+    """Fetch a model into the cache, once. Later runs need no network.
+
+    Example: nanofw model pull smollm2
+    """
     if name not in MODELS:
         raise CheckpointError(
             f"cannot pull {name!r}{suggest(name, MODELS)}; there is {', '.join(MODELS)}. Models of the Hugging Face "

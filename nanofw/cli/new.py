@@ -20,7 +20,9 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the plugin is selected by, e.g. my-attention.")],
     kind: Annotated[str, typer.Option(metavar="KIND", help=f"One of {', '.join(sorted(KINDS))}.")] = "attention",
 ) -> None:
-    """Write a package with a plugin that works, its tests and a benchmark, into a folder of its name.
+    """Write a package with a plugin that works, and its suite.
+
+    The folder has the name of the plugin. What it prints says how to go on.
 
     Example: nanofw new my-attention
     """

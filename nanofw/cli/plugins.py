@@ -17,9 +17,9 @@ def plugins(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List plugins: ok, unavailable on this machine, failed to load, or blocked.
+    """List plugins, and why some cannot be used.
 
-    Broken plugins are listed with the reason; --strict makes them an error.
+    A plugin is ok, unavailable on this machine, failed to load, or blocked.
 
     Example: nanofw plugins --no-plugin gather
     """

@@ -17,7 +17,7 @@ def report(
     html_file: HtmlFile = None,
     png_file: PngFile = None,
 ) -> None:
-    """Show one run, or compare two: what differs, and ratios with intervals.
+    """Show a run of bench, or compare two of them.
 
     Example: nanofw report before.json after.json --html change.html
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import typer
 
 from nanofw.config import Config, merge_options, read_environment, read_file
 
-PLUGINS, ENGINE = "Plugins", "Model and engine"
+PANEL = "Settings (all of them: --help-all)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class Shared:
 
     Attributes:
         name: the parameter's, and unless it is one of the few special ones, a field of `Config`.
-        help: one line. kind: what typer converts to. panel: where the help shows it.
-        metavar: how the help shows its value. flag: its name on the command line, if not `--NAME`.
+        help: one line. kind: what typer converts to. metavar: how the help shows its value.
+        flag: its name on the command line, if not `--NAME`. rare: shown by `--help-all` only.
     """
 
     name: str
     help: str
     kind: Any = str
-    panel: str = ENGINE
     metavar: str | None = None
     flag: str | None = None
+    rare: bool = False
 
     def parameter(self) -> inspect.Parameter:
         """The same as a parameter that typer understands."""
@@ -47,37 +47,55 @@ class Shared:
             help=self.help + told,
             metavar=None if self.kind is bool else self.metavar or ("N" if self.kind is int else "NAME"),
             show_default=False,
-            rich_help_panel=self.panel,
+            rich_help_panel=PANEL,
+            hidden=self.rare,
         )
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=self.kind | None)
 
 
 SHARED = (
-    Shared("attention", "Attention", panel=PLUGINS),
-    Shared("kv_cache", "KV cache", panel=PLUGINS),
-    Shared("scheduler", "Scheduler", panel=PLUGINS),
-    Shared("runner", "Runner", panel=PLUGINS),
-    Shared("model_impl", "Model implementation", panel=PLUGINS),
-    Shared("sampler", "Sampler", panel=PLUGINS),
-    Shared("options", "Option of a plugin; repeatable", list[str], PLUGINS, "KIND.KEY=VALUE", "--option"),
-    Shared("disable", "Block a plugin; repeatable", list[str], PLUGINS, flag="--no-plugin"),
-    Shared("strict", "A plugin that fails to load is an error", bool, PLUGINS),
-    Shared("model", "Folder, hub id, smollm2, dummy:NAME", metavar="MODEL"),
+    Shared("model", "Folder, hub id or dummy:NAME", metavar="MODEL"),
+    Shared("attention", "Attention"),
+    Shared("kv_cache", "KV cache"),
+    Shared("scheduler", "Scheduler"),
+    Shared("runner", "Runner"),
+    Shared("model_impl", "Model implementation"),
+    Shared("sampler", "Sampler"),
+    Shared("options", "Option of a plugin; repeatable", list[str], "KIND.KEY=VALUE", "--option"),
     Shared("device", "cpu, cuda, cuda:1, ..."),
     Shared("dtype", "float32, float16, bfloat16"),
     Shared("max_model_len", "Most tokens a request may reach", int),
     Shared("max_num_seqs", "Most requests at once", int),
-    Shared("max_batch_tokens", "Most tokens in a step", int),
-    Shared("kv_blocks", "Blocks of the KV cache", int),
-    Shared("kv_memory", "Its size instead, e.g. 2GiB", metavar="SIZE"),
-    Shared("steps_in_flight", "0 waits for each step, 1 plans ahead", int),
-    Shared("seed", "Seed of random choices", int),
-    Shared("trust_remote_code", "Run code that comes with a model", bool),
-    Shared("allow_pickle", "Load pickled weights, which can run code", bool),
     Shared("config", "Config file", Path, metavar="FILE"),
+    Shared("max_batch_tokens", "Most tokens in a step", int, rare=True),
+    Shared("kv_blocks", "Blocks of the KV cache", int, rare=True),
+    Shared("kv_memory", "Its size instead, e.g. 2GiB", metavar="SIZE", rare=True),
+    Shared("steps_in_flight", "0 waits for each step, 1 plans ahead", int, rare=True),
+    Shared("seed", "Seed of random choices", int, rare=True),
+    Shared("disable", "Block a plugin; repeatable", list[str], flag="--no-plugin", rare=True),
+    Shared("strict", "A plugin that fails to load is an error", bool, rare=True),
+    Shared("trust_remote_code", "Run code that comes with a model", bool, rare=True),
+    Shared("allow_pickle", "Load pickled weights, which can run code", bool, rare=True),
 )
 HOST_ONLY = ("disable", "strict", "config")
 """What a command needs that loads plugins and builds no engine."""
+
+
+def _help_all(ctx: typer.Context, wanted: bool) -> None:
+    """Print the help with every setting in it."""
+    if wanted:
+        for parameter in ctx.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=typer.Option(False, "--help-all", hidden=True, is_eager=True, callback=_help_all),
+    annotation=bool,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +128,7 @@ def with_settings(only: Collection[str] | None = None) -> Callable[[Callable[...
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
 
         def run(**values: Any) -> None:
+            values.pop(HELP_ALL.name, None)
             taken = {s.name: values.pop(s.name) for s in shared}
             file = taken.pop("config")
             given = {name: value for name, value in taken.items() if value not in (None, [])}
@@ -117,7 +136,9 @@ def with_settings(only: Collection[str] | None = None) -> Callable[[Callable[...
                 given["options"] = merge_options(given["options"])
             command(settings=Settings(given, file), **values)
 
-        parameters = [*own, *(s.parameter() for s in shared)]
+        rare = any(s.rare for s in shared) and only is None
+        told = [s if rare else replace(s, rare=False) for s in shared]
+        parameters = [*own, *(s.parameter() for s in told), *([HELP_ALL] if rare else [])]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         run.__doc__, run.__name__ = command.__doc__, command.__name__

@@ -21,7 +21,10 @@ def test_report(nanofw: Any) -> None:
     ran = nanofw("bench", *SMALL, *args, "--batch-sizes", "2,1,4", "--json", "out.json")
     assert ran.code == 0
     report = json.loads(Path("out.json").read_text())
-    assert set(report) == {"format", "machine", "telemetry", "settings", "combinations", "points"}
+    assert set(report) == {
+        *("format", "machine", "telemetry", "settings", "combinations", "points"),
+        *("roof", "roofline", "explained", "laws"),
+    }
     assert report["settings"] == {"rounds": 2, "seed": 0, "batch_sizes": [1, 2, 4], "output_tokens": 4}
     assert report["machine"]["python"]
     assert report["machine"]["gpu"] is None or report["machine"]["gpu"]["name"]

@@ -11,7 +11,8 @@ import pytest
 import nanofw as package
 from nanofw.plugins import PluginHost
 
-COMMANDS = ("generate", "bench", "diff", "plugins")
+COMMANDS = ("generate", "bench", "explain", "report", "diff", "plugins", "new", "check", "model")
+SUBCOMMANDS = ("bench accept", "model pull")
 
 
 def test_version(nanofw: Any) -> None:
@@ -22,16 +23,25 @@ def test_version(nanofw: Any) -> None:
 def test_help_names_every_command(nanofw: Any) -> None:
     ran = nanofw("--help")
     assert ran.code == 0
-    for command in (*COMMANDS, "model"):
-        assert command in ran.out
+    told = [line.split()[1] for line in ran.out.partition(" Commands ")[2].splitlines() if line.startswith("│ ")]
+    assert sorted(told) == sorted(COMMANDS)  # a line for each
+    assert "Start with: nanofw bench" in ran.out
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *SUBCOMMANDS])
 def test_help_of_a_command_fits_a_screen_and_has_an_example(nanofw: Any, command: str) -> None:
-    ran = nanofw(command, "--help", COLUMNS="100")
+    ran = nanofw(*command.split(), "--help", COLUMNS="80", TERMINAL_WIDTH="80")
     assert ran.code == 0
-    assert f"Example: nanofw {command}" in ran.out
-    assert len(ran.out.splitlines()) <= 52
+    (example,) = [line for line in ran.out.splitlines() if line.strip().startswith("Example: ")]
+    assert f"nanofw {command}" in example
+    assert len(ran.out.strip().splitlines()) <= 40
+
+
+def test_settings_that_are_seldom_needed_are_one_option_away(nanofw: Any) -> None:
+    for name in ("--kv-blocks", "--trust-remote-code"):
+        assert name not in nanofw("bench", "--help").out
+        assert name in nanofw("bench", "--help-all").out
+    assert "--help-all" in nanofw("bench", "--help").out
 
 
 def test_help_imports_nothing_heavy() -> None:
