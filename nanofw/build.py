@@ -19,6 +19,7 @@ from nanofw.kv_cache import KVCache, KVCacheSpec
 from nanofw.model import Model
 from nanofw.options import build_options
 from nanofw.plugins import PluginHost
+from nanofw.progress import doing
 from nanofw.request import Request, SamplingParams
 from nanofw.runner import Parts, Runner
 from nanofw.sampler import Sampler
@@ -40,6 +41,7 @@ def build_model(config: Config, host: PluginHost, source: ModelSource) -> Model:
     device = resolve_device(config.device)
     chosen = host.get("model", config.model_impl)
     cls = cast("type[Model]", chosen.load())
+    doing(f"loading {source.name}")
     return cls(source, resolve_dtype(config.dtype, device, source), device, _options(config, chosen, cls))
 
 
@@ -97,6 +99,7 @@ def build_engine(
         attention = wrap_attention(attention)
     sampler = cast("type[Sampler]", classes["sampler"])(options["sampler"])
 
+    doing("choosing the size of the KV cache")
     size = capacity.choose(
         config,
         cache_cls,
@@ -120,6 +123,7 @@ def build_engine(
     runner_cls = cast("type[Runner]", classes["runner"])
     _refuse(chosen["runner"], runner_cls.validate(parts), "these plugins together")
     runner = runner_cls(parts, options["runner"])
+    doing(f"warming up {chosen['runner'].name}")
     runner.warm_up()
     built: dict[Kind, Component] = {
         "model": model,

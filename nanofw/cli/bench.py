@@ -53,7 +53,7 @@ def bench(
     from nanofw.measure.sweep import sweep
     from nanofw.measure.telemetry import sampled
 
-    it = experiment.prepare(settings, batch_sizes, prompt, prompt_tokens, output_tokens)
+    it = experiment.prepare(settings, batch_sizes, prompt, prompt_tokens, output_tokens, quiet)
     seed = it.configs[0].seed
     device = next(iter(it.engines.values())).runner.parts.model.spec.device
     with sampled(device) as telemetry, bench_view.live(quiet, rounds) as watch:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nanofw.cli.console import quiet_libraries, stdout, tell
+from nanofw.cli.experiment import Quiet
 from nanofw.cli.new import named_kind
 from nanofw.cli.settings import HOST_ONLY, Settings, with_settings
 from nanofw.errors import ConfigError, PluginError
@@ -28,6 +29,7 @@ def check(
     plugin: Annotated[str, typer.Argument(metavar="PLUGIN", help="Its name, or package.module:Class.")],
     kind: Annotated[str | None, typer.Option(metavar="KIND", help="Where a name stands for several kinds.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the verdict as JSON.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Judge a plugin: is it right, does it keep its laws, and scale?
 
@@ -50,7 +52,7 @@ def check(
     found, backend = _by_path(plugin, wanted) if ":" in plugin else _by_name(plugin, wanted, host)
     options = config.options.get(found, {})
     build_options(backend.Options, options, f'{found} "{plugin}"')
-    with progress(plugin) as watch:
+    with progress(plugin, quiet) as watch:
         verdict = judge(plugin, found, backend, options, watch)
     show(stdout(), verdict)
     if json_file is not None:

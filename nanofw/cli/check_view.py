@@ -20,10 +20,11 @@ SHOWN = 5
 
 
 @contextmanager
-def progress(plugin: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while the suite runs, gone afterwards."""
+def progress(plugin: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while the suite runs, gone afterwards; none where nobody looks on (no terminal, or `quiet`)."""
     columns = (TextColumn(f"checking {plugin}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nanofw.cli.console import status
 from nanofw.config import Config
 from nanofw.errors import ConfigError
+from nanofw.progress import watching
 
 if TYPE_CHECKING:
     from nanofw.cli.settings import Settings
@@ -68,12 +70,14 @@ def prepare(
     prompt: str | None,
     prompt_tokens: int | None,
     output_tokens: int,
+    quiet: bool,
     at_least: int = 1,
 ) -> Experiment:
     """Build the engines.
 
     Args:
         settings: with comma lists of plugins. The others: as on the command line.
+        quiet: show nothing of loading and warming up.
         at_least: requests that an engine should take, even if no batch is that large.
 
     Raises:
@@ -101,7 +105,8 @@ def prepare(
     configs = combinations({"max_num_seqs": max(*sizes, at_least), "max_model_len": longest} | merged)
     if max(sizes) > configs[0].max_num_seqs:
         raise ConfigError(f"batch size {max(sizes)} exceeds max_num_seqs={configs[0].max_num_seqs}")
-    return Experiment(configs, _engines(configs, host, source), work, sizes)
+    with status(quiet) as say, watching(say):
+        return Experiment(configs, _engines(configs, host, source), work, sizes)
 
 
 def combinations(merged: Mapping[str, Any]) -> list[Config]:

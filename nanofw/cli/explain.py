@@ -43,7 +43,9 @@ def explain(
 
     if output_tokens < 16:
         raise ConfigError(f"--output-tokens must be at least 16 (their middle is looked at), got {output_tokens}")
-    it = experiment.prepare(settings, batch_sizes, prompt, prompt_tokens, output_tokens, at_least=max(FIT_BATCHES))
+    it = experiment.prepare(
+        settings, batch_sizes, prompt, prompt_tokens, output_tokens, quiet, at_least=max(FIT_BATCHES)
+    )
     spec = next(iter(it.engines.values())).runner.parts.model.spec
     roof = roofline.roof_of(spec.device, spec.dtype)
     with sampled(spec.device) as telemetry:

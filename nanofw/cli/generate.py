@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanofw.cli.console import quiet_libraries, resolved_json, tell
+from nanofw.cli.console import quiet_libraries, resolved_json, status, tell
+from nanofw.cli.experiment import Quiet
 from nanofw.cli.settings import Settings, with_settings
+from nanofw.progress import watching
 
 if TYPE_CHECKING:
     from nanofw.llm import LLM
@@ -29,6 +31,7 @@ def generate(
     logprobs: Annotated[int | None, typer.Option(metavar="K", help="Report the K likeliest tokens.")] = None,
     no_chat: Annotated[bool, typer.Option("--no-chat", help="Do not use the chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Generate text, in the model's chat template where it has one.
 
@@ -49,7 +52,8 @@ def generate(
     quiet_libraries()
     from nanofw.llm import LLM
 
-    llm = LLM(config=config)
+    with status(quiet) as say, watching(say):
+        llm = LLM(config=config)
     tell(llm.engine.notes)
     chat = not no_chat and llm.tokenizer.chat_template is not None
     inputs: list[Any] = [llm.chat_prompt(p) if chat else p for p in prompts]

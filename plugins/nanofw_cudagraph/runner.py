@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from nanofw.batch import Step
+from nanofw.progress import doing
 from nanofw.runner import OnDevice, Parts, Pending, Runner, RunnerReport
 from nanofw.sampler import Sampled
 from nanofw_cudagraph.buffers import StaticInputs
@@ -83,9 +84,12 @@ class CudaGraphRunner(Runner):
             return
         torch.cuda.empty_cache()  # what is cached would be freed by the first capture, and counted as saved
         before = torch.cuda.memory_reserved(self.parts.device)
-        for size in reversed(self.buckets):
-            for columns in reversed(self.columns):
-                self._capture((size, columns, None), None)
+        wanted: list[Key] = [
+            (size, columns, None) for size in reversed(self.buckets) for columns in reversed(self.columns)
+        ]
+        for number, key in enumerate(wanted):
+            doing(f"capturing graph {number + 1} of {len(wanted)}, for {key[0]} requests")
+            self._capture(key, None)
         torch.cuda.empty_cache()
         used = torch.cuda.memory_reserved(self.parts.device) - before
         self.report.path = f"cuda-graph ({len(self._captured)} graphs, {used / 2**20:.0f} MiB)"
