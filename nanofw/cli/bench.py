@@ -49,15 +49,17 @@ def bench(
     need(*(["jinja2", "matplotlib"] if html_file else ["matplotlib"] if png_file else []))
     quiet_libraries()
     from nanofw.cli import bench_view, look
-    from nanofw.measure import machine, records
+    from nanofw.measure import contention, machine, records
     from nanofw.measure.sweep import sweep
     from nanofw.measure.telemetry import sampled
 
     it = experiment.prepare(settings, batch_sizes, prompt, prompt_tokens, output_tokens, quiet)
     seed = it.configs[0].seed
     device = next(iter(it.engines.values())).runner.parts.model.spec.device
+    others = contention.Contention()
     with sampled(device) as telemetry, bench_view.live(quiet, rounds) as watch:
         runs = sweep(it.engines, it.work, it.sizes, rounds, seed, watch)
+    waited = others.waited
 
     console, found = stdout(), {}
     described = machine.describe()
@@ -67,14 +69,16 @@ def bench(
         console.print(bench_view.table(label, found[label]))
         _what_ran(console, it, label)
     console.print("\n" + "; ".join(bench_view.sentence(label, p) for label, p in found.items()) + ".", soft_wrap=True)
-    for notice in telemetry.notices() if telemetry else []:
+    for notice in [*contention.notices(waited), *(telemetry.notices() if telemetry else [])]:
         console.print(f"note: {notice}", soft_wrap=True)
     if json_file or html_file or png_file:
         kept = {"rounds": rounds, "seed": seed, "batch_sizes": it.sizes, "output_tokens": output_tokens}
         ran = {label: records.ran(engine) for label, engine in it.engines.items()}
         everything = [p for of_label in found.values() for p in of_label]
         looked = look.closer(it, reasons=html_file is not None, quiet=quiet) if html_file or png_file else None
-        _write(records.report(described, kept, ran, everything, telemetry, looked), json_file, html_file, png_file)
+        _write(
+            records.report(described, kept, ran, everything, telemetry, looked, waited), json_file, html_file, png_file
+        )
 
 
 def _write(record: dict[str, Any], json_file: Path | None, html_file: Path | None, png_file: Path | None) -> None:

@@ -36,7 +36,7 @@ def explain(
     quiet_libraries()
     from nanofw.cli import explain_view as view
     from nanofw.cli.look import breakdowns
-    from nanofw.measure import machine, roofline
+    from nanofw.measure import contention, machine, roofline
     from nanofw.measure.bottleneck import amount
     from nanofw.measure.explain import FIT_BATCHES
     from nanofw.measure.telemetry import sampled
@@ -48,8 +48,10 @@ def explain(
     )
     spec = next(iter(it.engines.values())).runner.parts.model.spec
     roof = roofline.roof_of(spec.device, spec.dtype)
+    others = contention.Contention()
     with sampled(spec.device) as telemetry:
         found = breakdowns(it, roof, quiet)
+    waited = others.waited
 
     console, described = stdout(), machine.describe()
     console.print(f"{it.model} on {machine.summary(described)}", soft_wrap=True)
@@ -63,7 +65,7 @@ def explain(
         console.print("\n".join(view.growth(each[-1])), style="dim", soft_wrap=True)
         console.print(view.costs(each[-1]))
         console.print("\n".join(view.sentences(each)), soft_wrap=True)
-    for notice in telemetry.notices() if telemetry else []:
+    for notice in [*contention.notices(waited), *(telemetry.notices() if telemetry else [])]:
         console.print(f"note: {notice}", soft_wrap=True)
     if json_file is not None:
         report: dict[str, Any] = {
@@ -71,6 +73,7 @@ def explain(
             "machine": described,
             "roof": asdict(roof),
             "telemetry": telemetry.record() if telemetry else None,
+            "waited": waited,
             "combinations": {label: [asdict(b) for b in each] for label, each in found.items()},
         }
         json_file.write_text(json.dumps(report, indent=2) + "\n")

@@ -45,4 +45,5 @@ def two(first: Record, second: Record, names: tuple[str, str]) -> Iterator[str |
         yield table
         yield how(found)
     yield from found.missing
+    yield from (f"note: {doubt}" for doubt in found.doubts)
     yield verdict(found)

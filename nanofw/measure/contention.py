@@ -30,6 +30,16 @@ class Contention:
         return round(waited / (ran + waited), 4) if ran + waited else 0.0
 
 
+def notices(waited: float | None) -> list[str]:
+    """A sentence about what that makes of the times; none if they can be trusted, or if nobody knows."""
+    if waited is None or waited <= BUSY:
+        return []
+    return [
+        f"other programs ran beside this one, which waited for a processor in {waited:.0%} of its time: "
+        "times say little, counts and ratios within a round hold"
+    ]
+
+
 def _times() -> tuple[int, int] | None:
     """Nanoseconds that the main thread ran and waited so far."""
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,10 @@ FIT_BATCHES = (2, 3, 5)
 """Where counts are taken to see with what they grow. Many things are special at 1."""
 FITTED: tuple[Counter, ...] = ("aten_calls", "python_calls", "bytes_written", "host_reads", "launches")
 
-ROUNDS, LONGEST_S, MOST_STEPS = 3, 0.3, 32
+ROUNDS, LONGEST_S, MOST_STEPS = 5, 0.2, 32
 """A round of the clock: at most so many seconds and steps."""
+SMALL = 16_000
+"""Of the smallest operations, and of empty calls, that are timed at once: for longer than a time slice, too."""
 MOST_TRACED = 30_000
 """Operations in a trace: each takes memory, and time to sort."""
 SHOWN = 5
@@ -101,14 +102,16 @@ def explain(engine: Engine, batch: int, context: int, roof: Roof, fits: dict[Cou
         RequestError: such requests do not fit the engine.
     """
     spec = engine.runner.parts.model.spec
-    wall_s = _wall(engine, batch, context)
+    rounds = [_clocked(engine, batch, context) for _ in range(ROUNDS)]
+    wall_s = statistics.median(wall for wall, _, _ in rounds)
     counts = step_counts(engine, batch, context)
     device_s, costs = _traced(engine, batch, context, wall_s, counts.aten_calls)
     if device_s is not None:
         host_share = max(0.0, 1 - device_s / wall_s)
     else:
-        smallest, call = overheads(spec.device)
-        host_share = min(1.0, (counts.aten_calls * smallest + counts.python_calls * call) / wall_s)
+        # Taken within a round: what slowed its steps down slowed its smallest operations down as well.
+        shares = ((counts.aten_calls * o + counts.python_calls * c) / wall for wall, o, c in rounds)
+        host_share = min(1.0, statistics.median(shares))
     least = floor(spec, batch, context, roof)
     share = least.bytes / wall_s / roof.read_bandwidth
     kind, sentence = bottleneck.bottleneck(
@@ -161,49 +164,36 @@ def growth(engine: Engine, context: int) -> dict[Counter, Fit]:
 
 def overheads(device: torch.device) -> tuple[float, float]:
     """Seconds of the host for one of the smallest operations (a view or a sum of one element), and an empty call."""
-    value, number = torch.zeros(1, device=device), 2000
-
-    def operations() -> None:
-        for _ in range(number // 2):
+    value = torch.zeros(1, device=device)
+    with torch.inference_mode():
+        wait(device)
+        start = time.perf_counter()
+        for _ in range(SMALL // 2):
             value.view(1)
             value.add_(1)
-
-    def calls() -> None:
-        for _ in range(number):
+        wait(device)
+        between = time.perf_counter()
+        for _ in range(SMALL):
             _empty()
-
-    with torch.inference_mode():
-        return _best(operations, device) / number, _best(calls, device) / number
+        return (between - start) / SMALL, (time.perf_counter() - between) / SMALL
 
 
 def _empty() -> None:
     return
 
 
-def _best(call: Callable[[], None], device: torch.device) -> float:
-    found = []
-    for _ in range(5):
+def _clocked(engine: Engine, batch: int, context: int) -> tuple[float, float, float]:
+    """Seconds of a step, of several at about the same context; and, right after them, `overheads`."""
+    device = engine.runner.parts.model.spec.device
+    with steady(engine, batch, context):
+        room = _room(engine, context)
         wait(device)
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return min(found)
-
-
-def _wall(engine: Engine, batch: int, context: int) -> float:
-    """Seconds of a step: the median over rounds of several steps each, all at about the same context."""
-    device, found = engine.runner.parts.model.spec.device, []
-    for _ in range(ROUNDS):
-        with steady(engine, batch, context):
-            room = _room(engine, context)
-            wait(device)
-            start, steps = time.perf_counter(), 0
-            while steps < room and time.perf_counter() - start < LONGEST_S:
-                engine.step()
-                steps += 1
-            wait(device)
-            found.append((time.perf_counter() - start) / steps)
-    return statistics.median(found)
+        start, steps = time.perf_counter(), 0
+        while steps < room and time.perf_counter() - start < LONGEST_S:
+            engine.step()
+            steps += 1
+        wait(device)
+        return (time.perf_counter() - start) / steps, *overheads(device)
 
 
 def _room(engine: Engine, context: int) -> int:

@@ -143,6 +143,7 @@ def report(
     found: Sequence[Point],
     telemetry: Telemetry | None = None,
     looked: Looked | None = None,
+    waited: float | None = None,
 ) -> dict[str, Any]:
     """The whole JSON report.
 
@@ -153,11 +154,13 @@ def report(
         found: all points.
         telemetry: of the GPU during the run; None without one.
         looked: what a closer look at the engines found, if there was one.
+        waited: share of the measuring in which other programs had the processor (`nanofw.measure.contention`).
     """
     return {
         "format": FORMAT,
         "machine": machine,
         "telemetry": telemetry.record() if telemetry else None,
+        "waited": waited,
         "settings": settings,
         "combinations": dict(combinations),
         "points": [asdict(p) for p in found],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanofw.report import plots
-from nanofw.report.page import render, safe
+from nanofw.report.page import notices, render, safe
 from nanofw.report.read import Record, by_label
 
 FIGURES = {"tok_s": "throughput", "decode_tok_s": "decode", "prefill_tok_s": "prefill"}
@@ -53,11 +53,13 @@ class Comparison:
         ratios: of the points that both have.
         differs: name, and the values in the first and the second, of what else is not the same.
         missing: sentences about what only one of them has.
+        doubts: sentences about what makes the times of either doubtful.
     """
 
     ratios: list[Ratio]
     differs: list[tuple[str, str, str]]
     missing: list[str]
+    doubts: list[str]
 
 
 def compare(first: Record, second: Record) -> Comparison:
@@ -81,7 +83,10 @@ def compare(first: Record, second: Record) -> Comparison:
     matched_one, matched_two = {one for one, _ in pairs}, {two for _, two in pairs}
     missing += [f"{label} is only in the first" for label in before if label not in matched_one]
     missing += [f"{label} is only in the second" for label in now if label not in matched_two]
-    return Comparison(ratios, list(_differs(first, second, pairs)), missing)
+    doubts = [
+        f"{which}: {notice}" for which, record in (("first", first), ("second", second)) for notice in notices(record)
+    ]
+    return Comparison(ratios, list(_differs(first, second, pairs)), missing, doubts)
 
 
 def _ratio(label: str, batch: int, figure: str, before: dict[str, Any], now: dict[str, Any]) -> Ratio:
@@ -178,6 +183,7 @@ def page(first: Record, second: Record, names: tuple[str, str]) -> str:
         head=["combination", "batch", "figure", *names, "ratio", "interval", ""],
         rows=rows,
         missing=found.missing,
+        doubts=found.doubts,
     )
 
 

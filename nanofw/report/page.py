@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from nanofw.measure import contention
 from nanofw.measure.bottleneck import amount
 from nanofw.report import plots
 from nanofw.report.read import Record, by_label
@@ -17,7 +18,7 @@ def page(record: Record) -> str:
         "page.html.jinja",
         model=record["points"][0]["model"] if record["points"] else "no model",
         machine=machine_line(record),
-        notices=_notices(record["telemetry"]),
+        notices=notices(record),
         sentences=[_sentence(label, found) for label, found in points.items() if found],
         wide=safe(plots.svg(plots.scaling(drawn, roofline), "scaling")),
         narrow=safe(plots.svg(plots.scaling(drawn, roofline, wide=False), "scaling-narrow")),
@@ -59,10 +60,12 @@ def machine_line(record: Record) -> str:
     return summary(record["machine"])
 
 
-def _notices(telemetry: dict[str, Any] | None) -> list[str]:
+def notices(record: Record) -> list[str]:
+    """What makes the times of a run doubtful; none if all is well."""
+    found, telemetry = contention.notices(record["waited"]), record["telemetry"]
     if not telemetry:
-        return []
-    found = [
+        return found
+    found += [
         f"{telemetry['name']} ran below its clocks in {number} of {telemetry['samples']} samples: {reason}"
         for reason, number in telemetry["throttled"].items()
     ]

@@ -31,7 +31,7 @@ def read(file: Path) -> Record:
             f"{file} has format {found.get('format')!r}; this version reads {listing(map(str, READABLE))}: "
             "use the nanofw that wrote it, or measure again"
         )
-    return {"telemetry": None, "roof": None, "roofline": [], "explained": {}, "laws": {}} | found
+    return {"telemetry": None, "waited": None, "roof": None, "roofline": [], "explained": {}, "laws": {}} | found
 
 
 def by_label(record: Record) -> dict[str, list[dict[str, Any]]]:

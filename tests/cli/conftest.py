@@ -36,8 +36,9 @@ class Ran:
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No config file, no variables, one thread."""
+    """No config file, no variables, one thread, and nobody knows how busy the machine is."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nanofw.measure.contention._SCHEDULED", tmp_path / "unknown")
     for name in list(os.environ):
         if name.startswith("NANOFW_") and name != "NANOFW_CACHE":
             monkeypatch.delenv(name)

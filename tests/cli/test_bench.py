@@ -22,7 +22,7 @@ def test_report(nanofw: Any) -> None:
     assert ran.code == 0
     report = json.loads(Path("out.json").read_text())
     assert set(report) == {
-        *("format", "machine", "telemetry", "settings", "combinations", "points"),
+        *("format", "machine", "telemetry", "waited", "settings", "combinations", "points"),
         *("roof", "roofline", "explained", "laws"),
     }
     assert report["settings"] == {"rounds": 2, "seed": 0, "batch_sizes": [1, 2, 4], "output_tokens": 4}

@@ -18,6 +18,7 @@ def _short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NANOFW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(explain, "ROUNDS", 1)
     monkeypatch.setattr(explain, "LONGEST_S", 0.02)
+    monkeypatch.setattr(explain, "overheads", lambda device: (1.0, 1.0))  # the host accounts for all
     monkeypatch.setattr(roofline, "READ_BYTES", {"cpu": 2**20})
     monkeypatch.setattr(roofline, "MATMUL_SIZE", {"cpu": 64})
 
@@ -28,7 +29,7 @@ def test_the_story_of_two_attentions(nanofw: Any) -> None:
     assert ran.code == 0
     assert ran.err == "wrote o.json\n"
     report = json.loads(Path("o.json").read_text())
-    assert set(report) == {"format", "machine", "roof", "telemetry", "combinations"}
+    assert set(report) == {"format", "machine", "roof", "telemetry", "waited", "combinations"}
     naive, vectorized = (report["combinations"][name] for name in ("naive-gather", "vectorized-gather"))
     assert [b["batch"] for b in naive] == [1, 2]
     assert {b["context"] for b in naive} == {56}  # the middle of the output

@@ -87,6 +87,15 @@ def test_broken_laws_and_a_slow_gpu_are_seen(record: dict[str, Any]) -> None:
     assert "min 1, median 2, max 3" in text
 
 
+@pytest.mark.parametrize(("waited", "told"), [(None, False), (0.0, False), (0.05, False), (0.31, True)])
+def test_a_run_beside_other_programs_says_so(record: dict[str, Any], waited: float | None, told: bool) -> None:
+    crowded = record | {"waited": waited}
+    assert ("which waited for a processor in 31% of its time" in page.page(crowded)) is told
+    found = compare.compare(record, crowded)
+    assert [doubt.partition(":")[0] for doubt in found.doubts] == ["second"] * told
+    assert ("second: other programs ran beside this one" in compare.page(record, crowded, ("a", "b"))) is told
+
+
 def test_an_old_record_has_a_page_too(record: dict[str, Any], tmp_path: Path) -> None:
     old = {name: record[name] for name in ("machine", "settings", "combinations", "points")} | {"format": 1}
     (tmp_path / "old.json").write_text(json.dumps(old))
