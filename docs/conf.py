@@ -22,6 +22,13 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 90
 napoleon_use_rtype = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False  # the signature above them has the types
+napoleon_custom_sections = [
+    ("Class attributes a plugin declares", "params_style"),
+    ("Class attributes a subclass sets", "params_style"),
+    ("Attributes a subclass sets", "params_style"),
+    ("Attributes a subclass may set", "params_style"),
+]
 
 html_theme = "furo"
 html_title = "nanofw"

@@ -52,7 +52,15 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What an attention is asked to serve, for all layers of a model."""
+    """What an attention is asked to serve, for all layers of a model.
+
+    Attributes:
+        layers: geometry of each layer, in order.
+        dtype: of q, k, v and the cache.
+        device: where all of them lie.
+        block_size: slots a block of the cache.
+        layout: name of the cache's layout.
+    """
 
     layers: tuple[LayerSpec, ...]
     dtype: torch.dtype
@@ -100,6 +108,10 @@ class Attention(Component):
 
     Class attributes a plugin declares:
         capabilities: what it can do.
+
+    Args:
+        spec: what it is asked to serve; `validate` has found no reason against it.
+        options: an instance of its `Options`.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -130,7 +142,14 @@ class Attention(Component):
         return reasons
 
     def plan(self, batch: Batch) -> Any:
-        """Prepare once a step what all layers share; layers find the result in `batch.plan`."""
+        """Prepare once a step what all layers share; layers find the result in `batch.plan`.
+
+        Args:
+            batch: the step.
+
+        Returns:
+            Whatever its layers want, or None.
+        """
         return None
 
     @abstractmethod
@@ -148,7 +167,14 @@ class Attention(Component):
         """
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, kv: LayerKV, batch: Batch) -> None:
-        """Store k and v `[T, Hkv, D]` in the slots of `batch.slot_mapping`; slot -1 is written nowhere."""
+        """Store k and v `[T, Hkv, D]` in the slots of `batch.slot_mapping`; slot -1 is written nowhere.
+
+        Args:
+            k: `[T, Hkv, D]`, dtype and device of the cache.
+            v: likewise.
+            kv: the layer's cache.
+            batch: the step.
+        """
         slots = batch.slot_mapping
         if batch.num_padding:
             # A padded row rewrites the null block with what is there: no byte changes, and nobody waits for the device.
@@ -163,7 +189,7 @@ class Attention(Component):
         kv.value[block, offset] = v
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: LayerKV, batch: Batch) -> torch.Tensor:
-        """Write k and v, then attend. Shapes as above. A kernel that does both at once overrides this."""
+        """Write k and v, then attend. Shapes as there. A kernel that does both at once overrides this."""
         self.write_kv(k, v, kv, batch)
         return self.attend(q, kv, batch)
 
@@ -171,7 +197,10 @@ class Attention(Component):
         """Norm and rotate, write, attend: for models that leave the prologue to the attention.
 
         Args:
-            qkv: `[T, (Hq + 2 Hkv) D]`, what the projections gave. prologue: what to do to it first.
+            qkv: `[T, (Hq + 2 Hkv) D]`, what the projections gave.
+            prologue: what to do to it first.
+            kv: the layer's cache.
+            batch: the step.
 
         Returns:
             `[T, Hq D]`. A kernel that does all at once overrides this.

@@ -29,8 +29,15 @@ NULL_BLOCK = 0
 class Sampling:
     """How to sample each of the B rows. `[B]` arrays on the host, or the same as tensors on the device.
 
-    `temperature`, `top_p` float32; `top_k`, `seed` int64; `position` int64 is the index of the token to be sampled, the
-    counter of its random number. The flags are host facts, so that a sampler takes a branch without asking the device.
+    The last three are facts of the host, so that a sampler takes a branch without asking the device.
+
+    Attributes:
+        temperature, top_p: float32.
+        top_k, seed: int64.
+        position: int64, index of the token to be sampled: the counter of its random number.
+        greedy: every row takes the arg-max.
+        truncated: some row cuts the tail, by top_k or top_p.
+        logprobs: likeliest tokens to report, the most that a row asks for; -1 for none.
     """
 
     temperature: Any
@@ -64,7 +71,8 @@ class Scoring:
 
     Attributes:
         at: where in the packed dimension the logits are that tell them, those of the token before.
-        rows, positions: which tokens they are. targets: their ids.
+        rows, positions: which tokens they are.
+        targets: their ids.
         top: most likely tokens to report beside each.
     """
 
@@ -84,13 +92,15 @@ class Step:
     Attributes:
         rows: `[B]` the requests' rows in the `RequestTable`; also where the device keeps their last sampled token.
         tickets: `[B]` the rows' tickets when the step was planned.
-        query_lens: `[B]` tokens computed for each request. seq_lens: `[B]` context including them.
+        query_lens: `[B]` tokens computed for each request.
+        seq_lens: `[B]` context including them.
         wide: int64, the concatenation of token_ids* `[T]`, positions* `[T]`, slot_mapping* `[T]`, logits_indices `[B]`.
         narrow: int32, the concatenation of cu_seqlens_q `[B+1]`, seq_lens `[B]`, block_table* `[B, M]`.
         feeds: `[F]` which requests' only token is the one sampled last for their row, known to the device alone.
         emits: `[B]` bool, the sampled token counts; False while a prompt is only part-way through.
         sampling: how to choose the tokens, or None where every row takes the arg-max and nobody asked for logprobs.
         scoring: prompt tokens whose log-probabilities are wanted, or None.
+        num_tokens: T.
         max_query_len, max_seq_len: upper bounds of the lengths, exact here; but a step with `scoring` is never one of
             plain decode, and says 2 at least.
     """

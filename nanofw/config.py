@@ -39,14 +39,16 @@ class Config:
         device: "auto" is "cuda" where there is one, else "cpu".
         dtype: "auto" is float32 on a CPU, where half precision is slow, else the checkpoint's.
         max_model_len: most tokens a request may reach; None takes the model's length, less if the cache holds less.
-        max_num_seqs: most requests running at once. max_batch_tokens: most tokens in a step.
+        max_num_seqs: most requests running at once.
+        max_batch_tokens: most tokens in a step.
         kv_blocks: blocks of the KV cache.
         kv_memory: its size instead, e.g. "2GiB". With neither set it takes a share of the free memory.
         steps_in_flight: 0 waits for each step's tokens; 1 plans and starts the next step first.
         seed: of requests that bring none.
         trust_remote_code, allow_pickle: off unless asked for by name; both run code that comes with a checkpoint.
         options: plugin options by kind.
-        disable: plugins to block before import, by entry-point name. plugins: if set, block all others.
+        disable: plugins to block before import, by entry-point name.
+        plugins: if set, block all others.
         strict: a plugin that fails to load is an error.
     """
 

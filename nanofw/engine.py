@@ -45,6 +45,9 @@ class Resolved:
     """Which plugin really serves a kind, and the path it takes where that can vary.
 
     Attributes:
+        name: what it is selected by.
+        distribution, version: what installed it.
+        path: which of several ways it takes, or "".
         batch_invariant: of attention, model and sampler, whether they declare it on this device.
     """
 
@@ -60,10 +63,17 @@ class Engine:
     """Requests, and the parts that serve them. Built by `nanofw.build.build_engine`.
 
     Attributes:
+        scheduler, kv_cache, runner: its parts; the runner has the others in `runner.parts`.
+        table: the running requests.
         max_model_len: most tokens a request may reach, prompt included.
+        vocab_size: V, ids are below it.
+        eos_token_ids: ids that end a request unless it ignores them.
+        tokenizer: of transformers, or None.
         depth: steps in flight beyond the one that is waited for, 0 or 1.
         seed: of requests that bring none.
+        plugins: by kind, what was chosen; `resolved` also knows the runner's path.
         notes: what was chosen on the user's behalf, in sentences.
+        observers: by hook, the caller that tells all observers, or None.
         requests: the unfinished ones, by id.
     """
 

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineCreated:
-    """An engine is ready: plugins resolved, weights loaded, cache allocated, runner warmed up."""
+    """An engine is ready: plugins resolved, weights loaded, cache allocated, runner warmed up.
+
+    Attributes:
+        engine: the engine.
+    """
 
     engine: Engine
 
@@ -24,7 +28,8 @@ class StepFinished:
     Attributes:
         index: number of the step, from 0.
         num_requests, num_tokens: B and T of the step.
-        num_generated: tokens that counted. num_preempted: requests put back when the step was planned.
+        num_generated: tokens that counted.
+        num_preempted: requests put back when the step was planned.
         started, finished: `time.perf_counter()` in seconds, when it was planned and when its tokens were there.
     """
 
@@ -39,6 +44,10 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A request ended, whatever the reason."""
+    """A request ended, whatever the reason.
+
+    Attributes:
+        output: the last one that its caller gets.
+    """
 
     output: RequestOutput

@@ -25,7 +25,9 @@ class LayerSpec:
     """Geometry of one attention layer, as the model declares it.
 
     Attributes:
-        num_heads: Hq. num_kv_heads: Hkv, a divisor of Hq. head_size: D, of q, k and v alike.
+        num_heads: Hq.
+        num_kv_heads: Hkv, a divisor of Hq.
+        head_size: D, of q, k and v alike.
         scale: factor on `q @ k`.
         window: keys each query sees, itself included (None: all before it).
         soft_cap: scores become `cap * tanh(score / cap)` before masking (None: unchanged).
@@ -47,6 +49,8 @@ class LayerKV:
         index: the layer's number, from 0.
         spec: its geometry.
         key, value: storage in the layout named by `layout`.
+        block_size: slots a block.
+        layout: "paged-nhd" unless a cache says otherwise.
     """
 
     index: int
@@ -64,7 +68,9 @@ class KVCacheSpec:
     Attributes:
         layers: geometry of each layer.
         num_blocks: blocks in the pool, the null block included.
-        rows: most requests at once. max_len: most tokens a request can have.
+        rows: most requests at once.
+        max_len: most tokens a request can have.
+        dtype, device: of the storage.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -112,7 +118,8 @@ class KVCache(Component):
         """Slots a block has under these options."""
 
     @abstractmethod
-    def __init__(self, spec: KVCacheSpec, options: Any) -> None: ...
+    def __init__(self, spec: KVCacheSpec, options: Any) -> None:
+        """Make the storage, filled with finite numbers: a masked NaN is still a NaN."""
 
     @property
     @abstractmethod
@@ -130,6 +137,10 @@ class KVCache(Component):
 
     def match_prefix(self, row: int, token_ids: TokenIds) -> int:
         """Begin a request in `row`: claim blocks that already hold a prefix of `token_ids`.
+
+        Args:
+            row: holds nothing yet.
+            token_ids: the tokens that the request has so far.
 
         Returns:
             Tokens whose K and V are there, at most `len(token_ids) - 1`: the last one is always computed, since its
@@ -150,6 +161,11 @@ class KVCache(Component):
 
         Both may go on to write: whoever is about to write into a block that the other reads gets a copy of it.
 
+        Args:
+            source: the row to share with.
+            row: holds nothing yet.
+            length: tokens to share.
+
         Returns:
             `length`; 0 if this cache does not share blocks, and then nothing has changed.
         """
@@ -157,12 +173,20 @@ class KVCache(Component):
 
     @abstractmethod
     def allocate(self, rows: IntArray, lengths: IntArray) -> bool:
-        """Make room so that each `rows[i]` can hold `lengths[i]` tokens: all of it, or nothing and False."""
+        """Make room so that each `rows[i]` can hold `lengths[i]` tokens: all of it, or nothing and False.
+
+        Args:
+            rows: `[B]` int64, no row twice.
+            lengths: `[B]` int64, tokens, those that a row holds already included.
+        """
 
     def commit(self, rows: IntArray, lengths: IntArray, tokens_of: Callable[[int], TokenIds]) -> None:
         """The first `lengths[i]` tokens of `rows[i]` have been computed; only now may others reuse their blocks.
 
-        `tokens_of(row)` gives a row's token values, at least as many as were computed.
+        Args:
+            rows: `[B]` int64.
+            lengths: `[B]` int64, tokens.
+            tokens_of: gives a row's token values, at least as many as were computed.
         """
 
     @abstractmethod
@@ -179,4 +203,8 @@ class KVCache(Component):
 
     @abstractmethod
     def check_integrity(self) -> None:
-        """Check the promises above; raises AssertionError that says which is broken. For tests, not for the step."""
+        """Check the promises of the class. For tests, not for the step.
+
+        Raises:
+            AssertionError: says which one is broken.
+        """

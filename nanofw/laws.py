@@ -47,7 +47,8 @@ class ScalingLaw:
     """How decode throughput rises with the batch: tokens a second at `end` requests over those at `start`.
 
     Attributes:
-        start, end: requests. context: tokens each of them has.
+        start, end: requests.
+        context: tokens each of them has.
         at_least, at_most: bounds of the ratio; None where there is none.
     """
 

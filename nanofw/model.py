@@ -24,7 +24,10 @@ class ModelSpec:
 
     Attributes:
         layers: geometry of each attention layer, in order.
-        vocab_size: V. max_len: positions it was made for.
+        vocab_size: V.
+        max_len: positions it was made for.
+        dtype: of activations, and so of the KV cache.
+        device: where it runs.
         weight_bytes: bytes that a decode step reads at least once.
     """
 
@@ -50,16 +53,28 @@ class Model(Component):
 
     @abstractmethod
     def __init__(self, source: ModelSource, dtype: torch.dtype, device: torch.device, options: Any) -> None:
-        """Load the weights. Raises CheckpointError, naming file and tensor, if they are not whole."""
+        """Load the weights.
+
+        Args:
+            source: config and tensors.
+            dtype: of weights and activations.
+            device: where they go.
+            options: an instance of its `Options`.
+
+        Raises:
+            CheckpointError: they are not whole; names file and tensor.
+            PluginError: a model of this config is not served; says why.
+        """
 
     @abstractmethod
     def forward(self, batch: Batch, attention: Attention, kv: Sequence[LayerKV]) -> torch.Tensor:
         """Run one step.
 
         Args:
-            batch: the step. attention: called once a layer, as `attention.forward(q, k, v, kv[layer], batch)`.
+            batch: the step.
+            attention: called once a layer, as `attention.forward(q, k, v, kv[layer], batch)`.
             kv: one cache a layer.
 
         Returns:
-            Logits `[B, V]` of the tokens at `batch.logits_indices`.
+            Logits `[B, V]` of the tokens at `batch.logits_indices`, any floating type, on the device.
         """

@@ -31,7 +31,12 @@ class PluginWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a plugin comes from: its entry point and the distribution that installed it."""
+    """Where a plugin comes from.
+
+    Attributes:
+        plugin: name of its entry point.
+        distribution, version: what installed it.
+    """
 
     plugin: str
     distribution: str
@@ -43,7 +48,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One component under one name."""
+    """One component under one name.
+
+    Attributes:
+        kind, name: what selects it.
+        target: its class, or "package.module:Class".
+        source: the plugin that registered it.
+    """
 
     kind: Kind
     name: str
@@ -84,7 +95,17 @@ class Registration:
 
 @dataclass(slots=True)
 class PluginStatus:
-    """One line of `nanofw plugins`."""
+    """One line of `nanofw plugins`.
+
+    Attributes:
+        kind: of the component; "observer" or "plugin" for a plugin that brought none.
+        name: of the component, or else of the plugin.
+        distribution, version: what installed it.
+        api: the contracts' version that it was written for.
+        status: "ok", "unavailable" on this machine, "failed" to load, or "blocked".
+        reason: why it is not ok.
+        plugin: name of its entry point.
+    """
 
     kind: str
     name: str
@@ -106,7 +127,11 @@ class _Loaded:
 
 
 class PluginHost:
-    """Loaded plugins and the components they registered. Two hosts share nothing."""
+    """Loaded plugins and the components they registered. Two hosts share nothing.
+
+    Args:
+        strict: a plugin that fails to load raises instead of warning.
+    """
 
     def __init__(self, strict: bool = False) -> None:
         self.strict = strict

@@ -95,7 +95,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probabilities (natural, of the unmodified logits) at one position: the chosen token and the `k` likeliest."""
+    """Log-probabilities (natural, of the unmodified logits) at one position.
+
+    Attributes:
+        token_id: the token that is there.
+        logprob: its own.
+        top: pairs of id and log-probability of the likeliest tokens, in falling order.
+    """
 
     token_id: int
     logprob: float
@@ -110,16 +116,24 @@ class Request:
     others begin when its prompt has been computed, so that they can share the blocks.
 
     Attributes:
-        prompt_ids: the prompt, never changed.
+        id: the caller's name for it.
+        prompt_ids, prompt: the prompt, never changed, and its text if it was given as one.
+        params, seed: what was asked for, and the seed of its random numbers where `params` has none too.
+        stop_ids: all ids that end it, those of the model included.
+        detokenizer: turns its tokens into text, where there is a tokenizer.
+        logprobs: of the output so far, if asked for.
         output_ids: tokens generated so far whose values the host knows. While the request runs, the engine's
             `RequestTable` holds them; they come back here when it leaves its row (end, preemption).
-        limit: most tokens, prompt included, this request may reach; `limit_reason` says what set it.
+        limit, limit_reason: most tokens, prompt included, this request may reach, and what set that.
         row: its row in the `RequestTable` while it runs, else -1.
+        cached_tokens, preemptions: prompt tokens that were found in the cache; how often it was put back.
+        finish_reason: why it ended, or None.
         stream: whether every step that yields a token yields a `RequestOutput`.
         prompt_logprobs: those that have been computed, of the first tokens of the prompt; none of the very first.
         told: characters of its text that outputs have reported.
         number: counts requests as they arrive.
-        index: which of the n samples it is. samples: all n of them, if n > 1; unborn: those that have not begun.
+        index: which of the n samples it is.
+        samples, unborn: all n of them, if n > 1; those that have not begun.
     """
 
     id: str
@@ -218,7 +232,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """What one sample of a request has generated so far."""
+    """What one sample of a request has generated so far.
+
+    Attributes:
+        text: without stop strings, and without special tokens unless they were asked for.
+        token_ids: all of them, the id that ended it included.
+        finish_reason: why it ended, or None while it has not.
+        logprobs: one entry a token, or None if nobody asked.
+        index: which of the n samples it is.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -245,6 +267,9 @@ class RequestOutput:
     With `n > 1` a streamed output holds the one sample that has a new token, or has ended; the last holds all of them.
 
     Attributes:
+        request_id: the caller's name for it.
+        prompt, prompt_token_ids: the text, if it was given as one, and its ids.
+        outputs: one sample, or in the last output all of them.
         finished: the request has ended, all samples of it.
         prompt_logprobs: of each prompt token, None of the first; complete when the first token comes. None if nobody
             asked.

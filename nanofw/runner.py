@@ -31,6 +31,7 @@ class HostSampled:
     """A step's tokens on the host: numpy arrays shaped like `Sampled`.
 
     Attributes:
+        tokens, logprobs, top_ids, top_logprobs: as in `Sampled`.
         scores: the same of the prompt tokens that `step.scoring` names, where it does.
     """
 
@@ -91,7 +92,14 @@ def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """What a runner runs, already built and validated. `rows` is the most requests in a step, `max_tokens` its T."""
+    """What a runner runs, already built and validated.
+
+    Attributes:
+        model, attention, kv_cache, sampler: the parts that a step goes through.
+        device: where they are.
+        rows: most requests in a step.
+        max_tokens: most tokens in a step, T.
+    """
 
     model: Model
     attention: Attention
@@ -104,7 +112,13 @@ class Parts:
 
 @dataclass(slots=True)
 class RunnerReport:
-    """What really ran, for `engine.resolved` and every record: the path, and steps that left it, by reason."""
+    """What really ran, for `engine.resolved` and every record.
+
+    Attributes:
+        path: what the runner does with a step as a rule, in a word.
+        steps: how many it has run, those that left the path included.
+        fallbacks: steps that left the path, counted by reason.
+    """
 
     path: str
     steps: int = 0
@@ -120,6 +134,10 @@ class Runner(Component):
         report: the path it takes, and how often it had to leave it.
         buckets: batch sizes that its fast path is made for, in rising order, if it has any. A step takes the smallest
             that holds it, padded; one above the largest runs eagerly, counted in `report.fallbacks`.
+
+    Args:
+        parts: what it runs; `validate` has found no reason against them.
+        options: an instance of its `Options`.
     """
 
     report: RunnerReport
@@ -138,7 +156,8 @@ class Runner(Component):
         """Launch every operation of a step: what any runner may do with a step that its fast path does not take.
 
         Args:
-            step: the plan. last_token: `[rows]` int64 on the device; read for `step.feeds`, then updated.
+            step: the plan.
+            last_token: `[rows]` int64 on the device; read for `step.feeds`, then updated.
         """
         parts = self.parts
         batch = Batch.from_step(step, parts.device, last_token)
@@ -159,7 +178,14 @@ class Runner(Component):
 
     @abstractmethod
     def submit(self, step: Step) -> Pending:
-        """Start a step and return without waiting for it, where the device allows that."""
+        """Start a step and return without waiting for it, where the device allows that.
+
+        Args:
+            step: the plan; its arrays are not written to.
+
+        Returns:
+            The result to come, waited for in the order of the steps.
+        """
 
 
 def score(logits: torch.Tensor, scoring: Scoring) -> Sampled:

@@ -37,8 +37,11 @@ class Sampler(Component):
     Random numbers are counter-based, a function of (seed, position), so nothing is drawn from a shared stream and a
     request that is preempted and recomputed gets the same tokens again.
 
-    Attributes a subclass declares:
+    Class attributes a plugin declares:
         batch_invariant_on: types of devices on which log-probabilities too have the same bits alone and in any company.
+
+    Args:
+        options: an instance of its `Options`.
     """
 
     batch_invariant_on: Collection[str] = ()
@@ -53,4 +56,7 @@ class Sampler(Component):
         Args:
             logits: `[B, V]`, any floating type.
             sampling: the rows' parameters as tensors on the same device; None: arg-max for all, no logprobs.
+
+        Returns:
+            Tokens `[B]` int64 on the same device, and the log-probabilities that rows ask for.
         """

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on a step: most requests, most tokens."""
+    """Bounds on a step.
+
+    Attributes:
+        max_num_seqs: most requests.
+        max_batch_tokens: most tokens.
+    """
 
     max_num_seqs: int
     max_batch_tokens: int
@@ -30,7 +35,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """The next step: `num_tokens[i] >= 1` tokens of each `rows[i]`, and the requests put back to make room."""
+    """The next step.
+
+    Attributes:
+        rows: `[B]` int64, whose tokens are computed; no row twice.
+        num_tokens: `[B]` int64, how many of each, at least 1.
+        preempted: requests that were put back to make room.
+    """
 
     rows: IntArray
     num_tokens: IntArray
@@ -46,6 +57,12 @@ class Scheduler(Component):
     Class attributes a plugin declares:
         mixes: a long prompt is computed in chunks while others keep decoding.
         preempts: requests are put back when blocks run out; else it reserves what they need.
+
+    Args:
+        limits: bounds on a step.
+        table: the running requests, read for their lengths.
+        kv_cache: asked for blocks.
+        options: an instance of its `Options`.
     """
 
     mixes: ClassVar[bool] = True

@@ -29,17 +29,21 @@ if TYPE_CHECKING:
 class RequestTable:
     """State of up to `rows` running requests of up to `max_len` tokens each.
 
-    Attributes (each an array over rows unless said otherwise):
+    Each attribute is an array over rows, int64 unless said otherwise.
+
+    Attributes:
         length: tokens that exist or are promised, prompt included.
         known: tokens whose values are in `tokens`.
         computed: tokens whose K and V are in the cache or will be once the steps in flight have run.
-        prompt: length of the prompt. least: length from which the request may stop.
+        prompt: length of the prompt.
+        least: length from which the request may stop.
         last: `computed` at which the request has nothing left to do: its final token needs no K and V.
         ticket: changes each time a row changes hands; a result for an old ticket is dropped.
         tokens: `[rows, max_len]` int32, token values.
         stop_ids: `[rows, K]` int64, ids that end the request, padded with -1.
         temperature, top_k, top_p, seed, logprobs: sampling parameters (`logprobs` -1: none).
         scored: the prompt's log-probabilities are wanted and not there yet.
+        requests: the requests themselves, None where a row is free (objects).
         num_choosy: running requests that are not plain greedy (a number, not an array).
         watched: rows whose tokens are looked at one by one (streams, stop strings, logprobs).
     """
