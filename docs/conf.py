@@ -21,9 +21,8 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 90
 napoleon_use_rtype = False
-napoleon_use_ivar = True
-napoleon_attr_annotations = False  # the signature above them has the types
 napoleon_custom_sections = [
+    ("Attributes", "params_style"),  # several that belong together share a line
     ("Class attributes a plugin declares", "params_style"),
     ("Class attributes a subclass sets", "params_style"),
     ("Attributes a subclass sets", "params_style"),

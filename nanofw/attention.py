@@ -31,7 +31,8 @@ class Capabilities:
         head_sizes, block_sizes: a collection of allowed values, or None for any.
         layouts: cache layouts it reads.
         gqa: fewer key/value heads than query heads.
-        windows: sliding windows. soft_cap: capped scores.
+        windows: sliding windows.
+        soft_cap: capped scores.
         graphs: can be captured: no host reads, and launches that depend on declared bounds alone.
         batch_invariant: a request's output has the same bits alone and in any company.
         reads_padding: unused cache slots are read (and masked): NaN there may reach the output.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nanofw.table import IntArray, RequestTable
 
 NULL_BLOCK = 0
-"""Block that belongs to nobody: it fills the tails of block tables and is never written."""
+"""Block that belongs to nobody. It fills the tails of block tables and is never written."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +100,7 @@ class Step:
         emits: `[B]` bool, the sampled token counts; False while a prompt is only part-way through.
         sampling: how to choose the tokens, or None where every row takes the arg-max and nobody asked for logprobs.
         scoring: prompt tokens whose log-probabilities are wanted, or None.
-        num_tokens: T.
+        num_tokens: all of them together, T.
         max_query_len, max_seq_len: upper bounds of the lengths, exact here; but a step with `scoring` is never one of
             plain decode, and says 2 at least.
     """

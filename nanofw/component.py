@@ -29,7 +29,7 @@ class Component(ABC):
     laws: ClassVar[tuple[Law, ...]] = FLAT
     """What it promises about its cost, judged by its suite. A plugin that works request by request says so here."""
     path: str = ""
-    """What really runs, where a plugin has several ways: shown with its name in `engine.resolved` and every record."""
+    """What really runs, where a plugin has several ways. Shown with its name in `engine.resolved` and every record."""
 
     @classmethod
     def unavailable(cls) -> str | None:

@@ -114,7 +114,7 @@ class Engine:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a request gets the same bits alone and in any company: attention, model and sampler all declare it.
+        """Whether a request gets the same bits alone and in any company, as attention, model and sampler all declare.
 
         As long as the same pieces of it are computed: a prompt that is cut by the budget of a step, found in the cache,
         or put back and computed again, is another computation, and may round otherwise.

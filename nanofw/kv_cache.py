@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nanofw.table import IntArray, TokenIds
 
 PAGED_NHD = "paged-nhd"
-"""Layout: key and value are two tensors `[N, BS, Hkv, D]`; the stride of a block may exceed `BS * Hkv * D`."""
+"""Layout in which key and value are two tensors `[N, BS, Hkv, D]`; the stride of a block may exceed `BS * Hkv * D`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,5 +84,5 @@ FLAT: tuple[Law, ...] = (
     CountLaw("python_calls"),
     ScalingLaw(at_least=4.0),
 )
-"""What every plugin promises that declares nothing else: a larger batch or context takes no more work of the host, and
+"""What every plugin promises that declares nothing else. A larger batch or context takes no more work of the host, and
 so decode throughput rises with the batch."""

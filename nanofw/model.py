@@ -24,7 +24,7 @@ class ModelSpec:
 
     Attributes:
         layers: geometry of each attention layer, in order.
-        vocab_size: V.
+        vocab_size: how many logits a token has, V.
         max_len: positions it was made for.
         dtype: of activations, and so of the KV cache.
         device: where it runs.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nanofw.text import Detokenizer
 
 FinishReason = Literal["stop", "length", "context", "kv_capacity", "abort"]
-"""Why a request ended: a stop id or string; `max_tokens`; the model's length; the KV cache's size; the caller."""
+"""Why a request ended. A stop id or string; `max_tokens`; the model's length; the KV cache's size; the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class SamplingParams:
 
     @property
     def choosy(self) -> bool:
-        """Whether more than the arg-max is wanted: a random choice, or logprobs."""
+        """Whether more than the arg-max is wanted, be it a random choice or logprobs."""
         return self.temperature > 0 or self.logprobs is not None
 
 
