@@ -164,7 +164,7 @@ class Attention(Component):
             batch: where each request's tokens and blocks are.
 
         Returns:
-            `[T, Hq, D]`, dtype and device of q. Padding requests have no context: their rows are zero.
+            `[T, Hq, D]`, dtype and device of q. The rows of padding requests, which have no context, are zero.
         """
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, kv: LayerKV, batch: Batch) -> None:

@@ -25,6 +25,7 @@ class Component(ABC):
     """
 
     Options: ClassVar[type[Any]] = NoOptions
+    """The dataclass of its options."""
     options: Any
     laws: ClassVar[tuple[Law, ...]] = FLAT
     """What it promises about its cost, judged by its suite. A plugin that works request by request says so here."""

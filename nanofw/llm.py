@@ -39,7 +39,7 @@ class LLM:
     Args:
         model: a local transformers folder, a hub id, `smollm2`, or `dummy:NAME`.
         config: settings to start from (`Config.resolve()` reads files and environment); default: the defaults.
-        host: loaded plugins, to share between several `LLM`s.
+        host: loaded plugins, to share between several engines.
         source: where the weights and the tokenizer come from, instead of what `model` names.
         loaded: a loaded model to share, likewise.
         settings: any field of `Config`: attention, kv_cache, scheduler, runner, sampler, device, dtype, ...
