@@ -27,8 +27,8 @@ HEAD = """# Command line
 
 {options}
 
-`--help`, or `-h`, explains any command. What a user can cause is one line on stderr that begins with `error:`, and status
-2; Ctrl-C ends with status 130.
+`--help`, or `-h`, explains any command. What a user can cause is one line on stderr that begins with `error:`, and
+status 2; Ctrl-C ends with status 130.
 """
 
 SETTINGS = """## Settings

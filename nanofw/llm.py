@@ -30,7 +30,9 @@ class Tokenizer(Protocol):
 
 
 class LLM:
-    """A model and the plugins that serve it, e.g.::
+    """A model and the plugins that serve it.
+
+    Example::
 
         llm = LLM("smollm2", attention="vectorized-gather")
         for output in llm.generate(["Hello"], SamplingParams(temperature=0)):

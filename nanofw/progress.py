@@ -1,7 +1,7 @@
 """What is being done now, for whoever looks on: loading, warming up, capturing. It costs nothing when nobody does.
 
-    with watching(print):
-        llm = LLM("smollm2")  # prints what takes its time
+with watching(print):
+    llm = LLM("smollm2")  # prints what takes its time
 """
 
 from __future__ import annotations

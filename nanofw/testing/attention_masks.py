@@ -25,7 +25,7 @@ def saturated_cases(suite: type[AttentionBase]) -> Iterator[Case]:
 
 
 def windowed(suite: type[AttentionBase]) -> Iterator[Case]:
-    """A3: a prompt of 16 with a window of 4, in blocks of 1, 3 and 16 (and what else is declared)."""
+    """A prompt of 16 with a window of 4, in blocks of 1, 3 and 16 (and what else is declared)."""
     declared = suite.can().block_sizes
     for block in (1, 3, 16) if declared is None else sorted(declared)[:3]:
         for dtype in ("fp32", "bf16"):
@@ -45,7 +45,8 @@ class Masks(AttentionBase):
     def test_one_key_dominates(self, case: Case) -> None:
         """Saturated softmax: one key in turn gets all the weight, and the output must be its value.
 
-        A lost key at a block's edge or either end cannot hide: without it the output is some other value altogether.
+        Fails if a key is lost at a block's edge or at either end: without it the output is some other value altogether,
+        where a tolerance would pass one key of many. Source: the contract.
         """
         context = case.contexts[0]
         one = self.numbers(replace(case, queries=(context,)))
@@ -83,18 +84,28 @@ class Masks(AttentionBase):
             )
 
     def test_no_query_sees_the_future(self) -> None:
-        """Causality: with key and value j changed, queries before j keep their bits and query j does not."""
+        """Causality: with key and value j changed, queries before j keep their bits and query j does not.
+
+        Fails if the mask is off by one, or counted from the wrong end of the context. Source: the contract.
+        """
         self.check_visibility(self.case((self.block() + 5,), (self.block() + 5,)), None)
 
     @cases(windowed)
     def test_window_in_prefill(self, case: Case) -> None:
-        """Query i sees exactly keys max(0, i-3)..i: within the yardstick, and key by key (transformers#41184)."""
+        """Query i sees exactly keys max(0, i-3)..i: within the yardstick, and key by key.
+
+        Fails if the window has a wrong sign, is not applied, or leaves out the token itself. Source:
+        transformers#41184.
+        """
         self.check(case)
         self.check_visibility(case, WINDOW)
 
     @cases(windowed)
     def test_window_in_decode(self, case: Case) -> None:
-        """20 one-token steps after the prompt: key i-3 counts, key i-4 does not (sglang#32087, mistral.rs#2094)."""
+        """20 one-token steps after the prompt: key i-3 counts, key i-4 does not.
+
+        Fails if decode never got the window, or loses its oldest key. Sources: sglang#32087, mistral.rs#2094.
+        """
         steps = range(17, 37)
         case = replace(case, contexts=tuple(steps), queries=None)
         dense = self.numbers(case)
@@ -112,14 +123,20 @@ class Masks(AttentionBase):
 
     @cases(windowed)
     def test_window_in_chunks(self, case: Case) -> None:
-        """A windowed prompt in chunks equals the reference of the whole, as one shot does."""
+        """A windowed prompt in chunks equals the reference of the whole, as one shot does.
+
+        Fails if the window is counted from the first token of the chunk. Source: transformers#41184.
+        """
         block = case.block_size
         self.check_chunks(  # type: ignore[attr-defined]
             case, (5, 3, *((block,) if 1 < block < 20 else (7,)), *(1,) * 20)
         )
 
     def test_wide_window_is_none(self) -> None:
-        """A window as long as the context, or longer, changes no bit (in prefill and in decode)."""
+        """A window as long as the context, or longer, changes no bit (in prefill and in decode).
+
+        Fails if the window hides a key at the beginning, where it reaches beyond it. Source: transformers#41184.
+        """
         length = 2 * self.block() + 1
         for queries in (1, length):
             case = self.case((length,), (queries,))
@@ -133,7 +150,10 @@ class Masks(AttentionBase):
 
     @cases(capped)
     def test_soft_cap(self, case: Case) -> None:
-        """Caps of 5 and 50 on large logits match `cap*tanh(score/cap)`, and all three differ (sgl-kernel-xpu#491)."""
+        """Caps of 5 and 50 on large logits match `cap*tanh(score/cap)`, and all three differ.
+
+        Fails if the cap is accepted and not applied, or applied to unscaled scores. Source: sgl-kernel-xpu#491.
+        """
         dense, outputs = self.numbers(case), []
         for cap in (None, 5.0, 50.0):
             self.check(replace(case, soft_cap=cap), dense)
@@ -143,7 +163,10 @@ class Masks(AttentionBase):
                 raise AssertionError(f"{case}: two different soft caps give the same output: the cap is ignored")
 
     def test_soft_cap_comes_before_the_mask(self) -> None:
-        """A cap must not make hidden keys visible: with a cap and a window at once, both hold."""
+        """A cap must not make hidden keys visible: with a cap and a window at once, both hold.
+
+        Fails if masked scores are capped: minus infinity becomes minus the cap. Source: sgl-kernel-xpu#491.
+        """
         case = self.case((20, 37), (20, 1), window=WINDOW, soft_cap=5.0, profile="sharp")
         self.check(case)
         self.check_visibility(one_at_a_time(case, 0), WINDOW)

@@ -19,7 +19,7 @@ CANARY = -11.0
 
 
 def head_sizes(suite: type[AttentionBase]) -> Iterator[Case]:
-    """A1: each dtype and head size, 8 query heads on 2, contexts around the edge of a block."""
+    """Each dtype and head size, 8 query heads on 2, contexts around the edge of a block."""
     block = suite.block()
     contexts = (1, block - 1, block, block + 1, 6 * block + 1) if block > 2 else (1, 2, 7)
     sizes = dict.fromkeys((*HEAD_SIZES, *spread(suite.can().head_sizes)))
@@ -55,24 +55,38 @@ class Matches(AttentionBase):
 
     @cases(head_sizes)
     def test_decode_matches(self, case: Case) -> None:
-        """One query a request. Head sizes that are not powers of two: sglang#1281; upper half only: triton#621."""
+        """One query a request, each declared dtype and head size, contexts around the edge of a block.
+
+        Fails for a key that is lost, a wrong scale, or head sizes that are no power of two, or whose upper half is left
+        out. Sources: sglang#1281, triton#621.
+        """
         self.check(case)
         self.check(replace(case, profile="upper"))
 
     @cases(head_sizes)
     def test_prefill_matches(self, case: Case) -> None:
-        """Whole prompts: nothing is cached, every token is a query."""
+        """Whole prompts: nothing is cached, every token is a query.
+
+        Fails for a wrong mask, or if the requests of a batch see each other. Source: the contract.
+        """
         self.check(replace(case, queries=case.contexts))
 
     @cases(head_sizes)
     def test_mixed_matches(self, case: Case) -> None:
-        """Decode, a prompt's later chunk and a whole prompt in one batch, with padding behind them."""
+        """Decode, a prompt's later chunk and a whole prompt in one batch, with padding behind them.
+
+        Fails if a batch is taken to be all decode or all prefill, or if lengths of one request are used for another.
+        Source: the contract.
+        """
         queries = tuple(min(n, s) for n, s in zip((1, 7, 1, 1000, 20), case.contexts, strict=False))
         self.check(replace(case, queries=queries, padding=2))
 
     @cases(head_sizes)
     def test_writes_stay_inside(self, case: Case) -> None:
-        """Canaries after each cache block and around each buffer survive (A1: padded head dims without a mask)."""
+        """Canaries after each cache block and around each buffer survive.
+
+        Fails if a head size is padded to a power of two and stored without a mask. Source: sglang#1281.
+        """
         case = replace(case, queries=tuple(min(2, s) for s in case.contexts), padding=1)
         attention, dense = self.build(case.spec(self.torch_device())), self.numbers(case)
         problem = lay_out(case, dense, Layout(fill=CANARY, gap=24))
@@ -87,22 +101,37 @@ class Matches(AttentionBase):
 
     @cases(ratios)
     def test_head_ratios_match(self, case: Case) -> None:
-        """Each query head reads the key/value head that it belongs to."""
+        """Each query head reads the key/value head that it belongs to.
+
+        Fails if query head h reads another one than h // G. Source: grouped-query attention (Ainslie et al., EMNLP
+        2023).
+        """
         self.check(case)
 
     @cases(block_sizes)
     def test_full_blocks_match(self, case: Case) -> None:
-        """Contexts of exactly 1 to 4 blocks, decode and prefill (MinivLLM#77)."""
+        """Contexts of exactly 1 to 4 blocks, decode and prefill.
+
+        Fails if a full last block counts as an empty one. Source: MinivLLM#77.
+        """
         self.check(case)
         self.check(replace(case, queries=case.contexts))
 
     @cases(profiles)
     def test_profiles_match(self, case: Case) -> None:
-        """Sharp, tiny and half-empty numbers."""
+        """Sharp, tiny and half-empty numbers.
+
+        Fails if a softmax overflows, loses small scores, or sums only half of a head. Sources: triton#621; the running
+        maximum of Milakov and Gimelshein, 2018.
+        """
         self.check(case)
 
     def test_chunked_prefill_matches_one_shot(self) -> None:
-        """A prompt in chunks, each reading what the earlier ones wrote, equals the reference (transformers#41184)."""
+        """A prompt in chunks, each reading what the earlier ones wrote, equals the reference.
+
+        Fails if a chunk is masked as if it began the prompt, or does not see those before it. Source:
+        transformers#41184.
+        """
         block = self.block()
         self.check_chunks(self.case((2 * block + 12,)), (5, block, 1, block - 1, 7))
 
@@ -123,18 +152,27 @@ class Matches(AttentionBase):
             check_same_bits(values, v[start:seen], f"{case}: values written for tokens {start} to {seen}")
 
     def test_decoding_follows_prefill(self) -> None:
-        """20 decode steps after a prompt, in one cache that the backend alone fills."""
+        """20 decode steps after a prompt, in one cache that the backend alone fills.
+
+        Fails if prefill leaves K and V where decode does not look, or other ones. Source: the contract.
+        """
         self.check_chunks(self.case((1,)), (self.block() + 1, *(1,) * 20))
 
     def test_strided_inputs_match(self) -> None:
-        """Models hand over q, k and v as views: slices of one packed tensor, or with heads before tokens in memory."""
+        """Models hand over q, k and v as views: slices of one packed tensor, or with heads before tokens in memory.
+
+        Fails if inputs are taken to be contiguous. Source: transformers hands over transposed views.
+        """
         block = self.block()
         case = self.case((block + 1, 2 * block, 5), (1, 6, 5), padding=1)
         for inputs in ("packed", "heads-first"):
             self.check(case, layout=Layout(inputs=inputs))
 
     def test_loose_bounds_match(self) -> None:
-        """`max_query_len` and `max_seq_len` are upper bounds: a graph's bucket declares more than the batch holds."""
+        """`max_query_len` and `max_seq_len` are upper bounds: a graph's bucket declares more than the batch holds.
+
+        Fails if a bound is used as a length. Source: the contract.
+        """
         block = self.block()
         case = self.case((1, block, 3 * block + 1), (1, 1, 4))
         self.check(case, layout=Layout(slack=5 * block + 3, columns=2))
@@ -142,7 +180,10 @@ class Matches(AttentionBase):
 
     @drawn(lambda suite: drawn_cases(suite.can()))
     def test_any_case_matches(self, case: Case) -> None:
-        """Whatever Hypothesis draws within the declared capabilities."""
+        """Whatever Hypothesis draws within the declared capabilities.
+
+        Fails for a combination that no other check names, and prints the smallest one found. Source: the contract.
+        """
         if self.backend.validate(case.spec(self.torch_device())):
             hypothesis.reject()
         self.check(case, layout=Layout(order=case.seed, fill=2.5, gap=8 * (case.seed % 2)))

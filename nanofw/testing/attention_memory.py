@@ -37,7 +37,8 @@ class Memory(AttentionBase):
     def test_unused_memory_is_not_seen(self, case: Case) -> None:
         """Poison: unused slots and table tails hold two different values, and no bit changes.
 
-        Only a backend that declares `reads_padding=False` must also withstand NaN there (sglang#32477, #35351).
+        Fails if a slot beyond the context takes part, were it with weight 0. Only a backend that declares
+        `reads_padding=False` must also withstand NaN there. Sources: sglang#32477, #35351.
         """
         poisons = [-7.0] if self.can().reads_padding else [-7.0, math.nan]
         for poison in poisons:
@@ -46,7 +47,10 @@ class Memory(AttentionBase):
 
     @cases(shapes)
     def test_padding_rows_are_not_seen(self, case: Case) -> None:
-        """NaN in the q, k and v of padding rows: live rows keep their bits, padding rows come out as zero (A4)."""
+        """NaN in the q, k and v of padding rows: live rows keep their bits, padding rows come out as zero.
+
+        Fails if padding shares a sum, a maximum or a slot with live rows. Source: vllm#43810.
+        """
         attention = self.build(case.spec(self.torch_device()))
         dense, outputs = self.numbers(case), []
         for value in (0.0, math.nan):
@@ -60,26 +64,37 @@ class Memory(AttentionBase):
 
     @cases(shapes)
     def test_blocks_in_any_order(self, case: Case) -> None:
-        """The same numbers in other blocks of the pool: no bit changes."""
+        """The same numbers in other blocks of the pool: no bit changes.
+
+        Fails if blocks are taken to be adjacent, or the table is read in another order. Source: PagedAttention (Kwon et
+        al., SOSP 2023).
+        """
         for order in (1, 2):
             self.check_same(case, Layout(), Layout(order=order, first_block=1 + order), f"{case}: other blocks")
 
     @cases(shapes)
     def test_gaps_between_blocks(self, case: Case) -> None:
-        """Layers that share one allocation leave gaps between blocks: no bit changes (vllm-xpu-kernels#445)."""
+        """Layers that share one allocation leave gaps between blocks: no bit changes.
+
+        Fails if the stride of a block is computed from its sizes. Source: vllm-xpu-kernels#445.
+        """
         self.check_same(case, Layout(), Layout(gap=case.kv_heads * case.head_size * 3, fill=5.0), f"{case}: a gap")
 
     @cases(shapes)
     def test_same_bits_twice(self, case: Case) -> None:
-        """Deterministic: the same step twice gives the same bits."""
+        """Deterministic: the same step twice gives the same bits.
+
+        Fails for sums in no fixed order (atomics) and for races. Source: vllm#16832: what is computed again must come
+        out the same.
+        """
         self.check_same(case, Layout(), Layout(), f"{case}: a second run")
 
     @cases(shapes)
     def test_writes_only_its_slots(self, case: Case) -> None:
-        """Bytes of the whole pool differ only at the slots of live tokens, and hold exactly their k and v (vllm#43810).
+        """Bytes of the whole pool differ only at the slots of live tokens, and hold exactly their k and v.
 
-        The pool's last slot belongs to a request, so that -1 as a plain index would be found out. Once through
-        `forward`, once through `write_kv`.
+        Fails if slot -1 is used as an index: it then means the pool's last slot, which belongs to a request here. Once
+        through `forward`, once through `write_kv`. Source: vllm#43810.
         """
         attention, dense = self.build(case.spec(self.torch_device())), self.numbers(case)
         for write_only in (False, True):
@@ -93,7 +108,11 @@ class Memory(AttentionBase):
 
     @cases(shapes)
     def test_company_changes_no_bit(self, case: Case) -> None:
-        """Batch invariance, where it is declared: a request has the same bits alone and in any company."""
+        """Batch invariance, where it is declared: a request has the same bits alone and in any company.
+
+        Fails if tiles or splits, and so the order of a sum, depend on the rest of the batch. Source:
+        transformers#25921.
+        """
         if not self.can().batch_invariant:
             pytest.skip(f"{self.backend.__name__} does not declare batch invariance")
         dense = self.numbers(case)
@@ -104,10 +123,10 @@ class Memory(AttentionBase):
 
     @cases(lambda suite: ("many-blocks", "wide-stride"))
     def test_addresses_beyond_int32(self, case: str) -> None:
-        """Blocks beyond element 2**31 of the pool read and write like any other (vllm#47671).
+        """Blocks beyond element 2**31 of the pool read and write like any other.
 
-        The offset is a product of an int32 block id and the block's stride: it must be computed in 64 bits. Costs
-        address space, not memory, on a CPU; on a GPU, memory.
+        Fails if block id times stride is computed in 32 bits. Costs address space, not memory, on a CPU; on a GPU,
+        memory. Source: vllm#47671.
         """
         shape = self.case((40, self.block()), (1, 3), heads=8, kv_heads=8)
         sizes = self.can().head_sizes

@@ -57,7 +57,8 @@ class Refusals(AttentionBase):
     def test_refuses_what_it_does_not_declare(self, case: Wish) -> None:
         """Undeclared: refused with a reason, at construction and never later. Declared: the plain case is served.
 
-        A declared dtype may be refused on one device, if the reason names it.
+        A declared dtype may be refused on one device, if the reason names it. Fails for a backend that accepts an
+        argument and ignores it, or raises in the first step. Sources: sglang#1281, sgl-kernel-xpu#491.
         """
         reasons = self.backend.validate(case.spec)
         if not case.declared and not reasons:

@@ -16,7 +16,10 @@ class KVCacheBooks(KVCacheBase):
     """Part of `KVCacheSuite`."""
 
     def test_clear(self) -> None:
-        """Whatever was going on: afterwards all is free, no row holds anything, and nothing is found again."""
+        """Whatever was going on: afterwards all is free, no row holds anything, and nothing is found again.
+
+        Fails if something of an interrupted call survives. Source: the contract.
+        """
         cache = self.build(16, num_blocks=9)
         start, longest = cache.free_blocks, min(40, self.max_blocks * 16)
         rows, lengths = np.array([0, 2]), np.array([longest, 16])
@@ -35,7 +38,10 @@ class KVCacheBooks(KVCacheBase):
         cache.check_integrity()
 
     def test_recover(self) -> None:
-        """After a call that broke off: all is free and no row holds anything; what is found again has its content."""
+        """After a call that broke off: all is free and no row holds anything; what is found again has its content.
+
+        Fails if blocks are found that had not been committed. Source: the contract.
+        """
         cache = self.build(4, num_blocks=9)
         start, tokens = cache.free_blocks, [5] * min(12, self.max_blocks * 4)
         row, length = np.array([0]), np.array([len(tokens)])
@@ -58,7 +64,11 @@ class KVCacheBooks(KVCacheBase):
         cache.check_integrity()
 
     def test_bookkeeping_is_small(self) -> None:
-        """Memory beside the slots, after every block has been used and committed: at most `bookkeeping` bytes each."""
+        """Memory beside the slots, after every block has been used and committed: at most `bookkeeping` bytes each.
+
+        Fails for an index that keeps an object a token, or never forgets a block. Source: our own limit, since a pool
+        may have a million blocks.
+        """
         blocks = 4096
         tracemalloc.start()
         try:
@@ -78,7 +88,10 @@ class KVCacheBooks(KVCacheBase):
 
     @pytest.mark.parametrize("damage", ["stolen", "leaked", "tail"])
     def test_check_integrity_finds(self, damage: str) -> None:
-        """`check_integrity` is what tests rely on: a block owned twice, lost, or named beyond the end is found."""
+        """`check_integrity` is what tests rely on: a block owned twice, lost, or named beyond the end is found.
+
+        Fails if it lets one of them pass: then no other check can be believed. Source: the contract.
+        """
         cache, blocks = self.build(4, num_blocks=9), min(2, self.max_blocks)
         rows = np.array([0, 1])
         for row, token in enumerate((1, 2)):

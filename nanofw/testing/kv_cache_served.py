@@ -38,10 +38,11 @@ class KVCacheServed(KVCacheBase):
     @pytest.mark.parametrize("depth", [0, 1])
     @pytest.mark.parametrize("budget", [256, 8])
     def test_prompts_sent_again(self, budget: int, depth: int) -> None:
-        """Each prompt three times, then twice in one step, in one piece and in chunks (nano-vllm#144, vllm#11186).
+        """Each prompt three times, then twice in one step, in one piece and in chunks.
 
         Every run gives the tokens of the first; at most all but the last token of a prompt are reported as cached, and
-        never fewer than the time before.
+        never fewer than the time before. Fails if a prompt that is cached whole leaves nothing to compute, or a hit
+        breaks the chain of hashes. Sources: nano-vllm#144, vllm#11186.
         """
         engine = self.engine(max_batch_tokens=budget, steps_in_flight=depth)
         for length in (15, 16, 17, 32, 33):
@@ -63,7 +64,10 @@ class KVCacheServed(KVCacheBase):
     @pytest.mark.parametrize("depth", [0, 1])
     @pytest.mark.parametrize("budget", [256, 24, 8])
     def test_common_prefix_in_one_step(self, budget: int, depth: int) -> None:
-        """Requests of one step that begin alike: no block is read before it is filled (nano-vllm#208)."""
+        """Requests of one step that begin alike: no block is read before it is filled.
+
+        Fails if `match_prefix` finds what `commit` has not announced. Source: nano-vllm#208.
+        """
         engine = self.engine(max_batch_tokens=budget, steps_in_flight=depth)
         common = prompt(40, 0)
         work = [(common + prompt(n, n), 8) for n in (1, 2, 8, 9, 24)] + [(common, 8), (common, 8), (common[:33], 8)]
@@ -72,7 +76,10 @@ class KVCacheServed(KVCacheBase):
 
     @pytest.mark.parametrize("depth", [0, 1])
     def test_put_back_with_a_common_prefix(self, depth: int) -> None:
-        """A pool too small for all: requests are put back, and find their own and other's blocks again or not."""
+        """A pool too small for all: requests are put back, and find their own and other's blocks again or not.
+
+        Fails if a block is found by its old tokens after others have overwritten it. Source: vllm#16832.
+        """
         engine = self.engine(tokens=128, steps_in_flight=depth)
         common = prompt(20, 0)
         work = [(common + prompt(10 + n, n), 30) for n in range(4)]
@@ -81,7 +88,10 @@ class KVCacheServed(KVCacheBase):
 
     @pytest.mark.parametrize("depth", [0, 1])
     def test_aborted_part_way_through_its_prompt(self, depth: int) -> None:
-        """What was not computed when a request was aborted is not found by the next one of the same prompt."""
+        """What was not computed when a request was aborted is not found by the next one of the same prompt.
+
+        Fails if blocks can be found from their allocation on. Source: nano-vllm#208.
+        """
         work = [(prompt(60, 0), 8)]
         for steps in range(1, 8):
             engine = self.engine(max_batch_tokens=8, steps_in_flight=depth)
@@ -92,7 +102,10 @@ class KVCacheServed(KVCacheBase):
             check(engine, work, run(engine, work))
 
     def test_200_served_requests_give_everything_back(self) -> None:
-        """Of six families of prompts; the pool is whole after them (jjang-ai/vmlx#68)."""
+        """Of six families of prompts, in an engine; the pool is whole after them.
+
+        Fails if a block that was shared is not given back by the last who holds it. Source: jjang-ai/vmlx#68.
+        """
         engine = self.engine(tokens=256, max_num_seqs=8)
         work = [(prompt(40, i % 6)[: 1 + i * 7 % 40], 1 + i % 6) for i in range(200)]
         check(engine, work, run(engine, work))

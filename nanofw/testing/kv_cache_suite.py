@@ -40,8 +40,9 @@ class KVCacheSuite(KVCacheBooks, KVCacheServed):
     def test_conservation(self, block_size: int) -> None:
         """Random lives of requests against a model: no block lost, none owned twice, no content changed by others.
 
-        Sources: vllm#10583 siblings (jjang-ai/vmlx#68, references never given back), nano-vllm#144 and #208 (cached
-        prefixes, blocks hit before they are filled), MinivLLM#77 (lengths that are multiples of the block size).
+        Fails with the shortest life that breaks one of these. Sources: jjang-ai/vmlx#68 (references never given back),
+        nano-vllm#144 and #208 (cached prefixes, blocks hit before they are filled), MinivLLM#77 (lengths that are
+        multiples of the block size).
         """
         self.build(block_size, max_len=block_size)  # skip before Hypothesis starts, if at all
 
@@ -63,7 +64,10 @@ class KVCacheSuite(KVCacheBooks, KVCacheServed):
 
     @pytest.mark.parametrize("block_size", BLOCK_SIZES, ids="bs{}".format)
     def test_lengths_at_block_edges(self, block_size: int) -> None:
-        """k*BS - 1, k*BS and k*BS + 1 tokens take k, k and k + 1 blocks, for k = 1..4 (MinivLLM#77)."""
+        """k*BS - 1, k*BS and k*BS + 1 tokens take k, k and k + 1 blocks, for k = 1..4.
+
+        Fails if a full last block counts as an empty one, or a block too many is taken. Source: MinivLLM#77.
+        """
         cache = self.build(block_size, num_blocks=8, rows=1, max_len=6 * block_size)
         free = cache.free_blocks
         for k in range(1, min(self.max_blocks, 4) + 1):
@@ -78,7 +82,11 @@ class KVCacheSuite(KVCacheBooks, KVCacheServed):
         assert cache.free_blocks == free
 
     def test_one_request_can_fill_the_pool(self) -> None:
-        """`capacity` is true, and one token more is refused without a trace (vllm#39734: what never fits must show)."""
+        """`capacity` is true, and one token more is refused without a trace.
+
+        Fails if a block is kept back, or the null block is handed out: requests are then admitted that never fit.
+        Source: vllm#39734.
+        """
         self.needs_blocks(8)
         cache = self.build(16, num_blocks=9, rows=2, max_len=1024)
         assert cache.capacity == 8 * 16
@@ -92,7 +100,10 @@ class KVCacheSuite(KVCacheBooks, KVCacheServed):
         cache.check_integrity()
 
     def test_allocation_is_all_or_nothing(self) -> None:
-        """Three requests of which two would fit: none gets a block, for the caller would never learn of a part."""
+        """Three requests of which two would fit: none gets a block.
+
+        Fails if a part is kept, of which the caller would never learn. Source: the contract.
+        """
         self.needs_blocks(2)
         cache = self.build(16, num_blocks=5, rows=3)
         rows = np.arange(3)
@@ -105,7 +116,11 @@ class KVCacheSuite(KVCacheBooks, KVCacheServed):
         assert cache.free_blocks == 0
 
     def test_200_requests_give_everything_back(self) -> None:
-        """Free blocks after 200 requests == at the start (jjang-ai/vmlx#68: references were never given back)."""
+        """Free blocks after 200 requests == at the start.
+
+        Fails if what has ended still holds a block: the pool shrinks until nobody is admitted. Source:
+        jjang-ai/vmlx#68.
+        """
         cache = self.build(16, num_blocks=9, rows=4)
         start = cache.free_blocks
         for number in range(200):
@@ -122,7 +137,11 @@ class KVCacheSuite(KVCacheBooks, KVCacheServed):
 
     @pytest.mark.parametrize("block_size", [3, 16], ids="bs{}".format)
     def test_a_fork_and_its_source_write_apart(self, block_size: int) -> None:
-        """Whoever writes first into the shared, partly filled block: the other one still reads what it wrote itself."""
+        """Whoever writes first into the shared, partly filled block: the other one still reads what it wrote itself.
+
+        Fails if a block that two rows read is written in place, and not copied first. Source: copy on write in
+        PagedAttention (Kwon et al., SOSP 2023).
+        """
         self.needs_blocks(2)
         for writers in ((0, 1), (1, 0)):
             cache, length = self.build(block_size, num_blocks=9), 2 * block_size - 2
@@ -142,12 +161,19 @@ class KVCacheSuite(KVCacheBooks, KVCacheServed):
             cache.check_integrity()
 
     def test_growing_no_request_is_fine(self) -> None:
-        """An empty step asks for nothing and gets it."""
+        """An empty step asks for nothing and gets it.
+
+        Fails for array operations that need at least one row. Source: the contract.
+        """
         cache = self.build(16)
         assert cache.allocate(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
 
     def test_storage_is_described_truly(self) -> None:
-        """Layers, block table and bytes are what the contract says; memory starts finite, so a mask can hide it."""
+        """Layers, block table and bytes are what the contract says; memory starts finite, so a mask can hide it.
+
+        Fails if memory is planned by other numbers than are allocated, or starts as NaN. Sources: the contract;
+        sglang#35351.
+        """
         cache = self.build(16, num_blocks=9)
         assert [layer.index for layer in cache.layers] == [0, 1]
         assert all(layer.spec == LAYER and layer.block_size == cache.block_size == 16 for layer in cache.layers)

@@ -52,7 +52,7 @@ class Contract(ModelBase):
         """Geometry, vocabulary, length, dtype and device are those of the model, and the bytes of a step those of it.
 
         Fails if the cache is built for other heads, requests are admitted beyond the model's positions, or a report of
-        bandwidth counts other bytes.
+        bandwidth counts other bytes. Source: the contract.
         """
         spec, source = self.model(case).spec, find(case)
         module: Any = source.load_module(self.dtype, torch.device("cpu"), "eager")
@@ -73,7 +73,7 @@ class Contract(ModelBase):
     def test_attention_is_called_once_a_layer(self, case: str) -> None:
         """In order, each layer with its own cache, by `forward` or `forward_packed`, in prefill and in decode.
 
-        Fails for layers that share a cache, leave one out, or go round the attention.
+        Fails for layers that share a cache, leave one out, or go round the attention. Source: the contract.
         """
         model = self.model(case)
         recorded = Recorded(plain_attention(model))
@@ -90,7 +90,7 @@ class Contract(ModelBase):
     def test_it_keeps_nothing_of_a_request(self, case: str) -> None:
         """Two engines share one model and take turns; a step again gives the same bits; a batch is not written to.
 
-        Fails for anything kept from step to step, be it a cache, a length or a buffer.
+        Fails for anything kept from step to step, be it a cache, a length or a buffer. Source: the contract.
         """
         one, first = self.served(case, (6, 3))
         other, second = self.served(case, (9,))
@@ -109,9 +109,10 @@ class Contract(ModelBase):
 
     @cases(lambda suite: suite.models)
     def test_the_source_is_as_it_was(self, case: str) -> None:
-        """Neither the config nor another model of the same source is changed (A7: transformers#45943).
+        """Neither the config nor another model of the same source is changed.
 
-        Fails for a plugin that edits the config it is given, or a registry of transformers that others use.
+        Fails for a plugin that edits the config it is given, or a registry of transformers that others use. Source:
+        transformers#45943.
         """
         source = find(case)
         cpu, ids = torch.device("cpu"), torch.tensor([sequence(9, 1, 96)])
@@ -131,7 +132,8 @@ class Contract(ModelBase):
     def test_right_or_refused(self, case: str) -> None:
         """Each family, each with something that may be overlooked: the logits of transformers, or a refusal.
 
-        A refusal is a PluginError that names the model and says why. Fails for a model that is served wrongly.
+        A refusal is a PluginError that names the model and says why. Fails for a model that is served wrongly. Source:
+        mistral.rs#2094, where a window was never passed on.
         """
         source, refusal = find(case), None
         try:

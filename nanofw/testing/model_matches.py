@@ -33,9 +33,10 @@ class Matches(ModelBase):
 
     @cases(lambda suite: suite.models)
     def test_prompts(self, case: str) -> None:
-        """Whole prompts of several lengths in one step (A10: the first step's logits are those of transformers).
+        """Whole prompts of several lengths in one step: the logits of transformers.
 
-        Fails for a wrong weight, norm, scale, rotation, window, cap or head, or if sequences see each other.
+        Fails for a wrong weight, norm, scale, rotation, window, cap or head, or if sequences see each other. Source:
+        sglang#1508.
         """
         served, work = self.served(case, LENGTHS)
         served.check(work, self.oracle(case), f"{case}, prompts")
@@ -44,7 +45,8 @@ class Matches(ModelBase):
     def test_chunks(self, case: str) -> None:
         """Prompts in chunks, each request another one: what was computed before is found in the cache.
 
-        Fails if positions start again in each chunk, or if a chunk does not see those before it.
+        Fails if positions start again in each chunk, or if a chunk does not see those before it. Source:
+        transformers#41184.
         """
         served, work = self.served(case, LENGTHS)
         sizes = {row: 2 + 3 * i for i, row in enumerate(work)}
@@ -55,7 +57,7 @@ class Matches(ModelBase):
     def test_decode(self, case: str) -> None:
         """Steps of one token each after the prompts, as most steps are: they may take other kernels.
 
-        Fails for a rotation that is off by one, or a route that only small steps take.
+        Fails for a rotation that is off by one, or a route that only small steps take. Source: the contract.
         """
         served, work = self.served(case, LENGTHS)
         work = {row: length - 2 for row, length in work.items() if length > 2}
@@ -67,7 +69,7 @@ class Matches(ModelBase):
     def test_mixed_steps(self, case: str) -> None:
         """Decode, a later chunk and a whole prompt in one step, in another order than they came.
 
-        Fails for a model that takes a step to be one kind of work.
+        Fails for a model that takes a step to be one kind of work. Source: the contract.
         """
         served, work = self.served(case, (7, 12, 5))
         first, second, third = work
@@ -78,7 +80,7 @@ class Matches(ModelBase):
     def test_logits_of_any_token(self, case: str) -> None:
         """`logits_indices` names more tokens than the last ones: their logits follow, in its order (prompt scores).
 
-        Fails for a model that takes the last token of each request whatever is asked.
+        Fails for a model that takes the last token of each request whatever is asked. Source: the contract.
         """
         served, work = self.served(case, (6, 3))
         _, batch = served.batch(work)
@@ -95,7 +97,8 @@ class Matches(ModelBase):
     def test_padding(self, case: str) -> None:
         """Padding behind a decode step, as a graph's bucket has it: live logits are right whatever the padding holds.
 
-        Nothing of it is written. Fails if padding shares a sum, a maximum or a slot with the requests (A4).
+        Nothing of it is written. Fails if padding shares a sum, a maximum or a slot with the requests. Source:
+        vllm#43810.
         """
         outputs = []
         for token in (0, 77):
@@ -113,9 +116,10 @@ class Matches(ModelBase):
 
     @cases(in_company)
     def test_greedy_tokens_alone_and_in_company(self, case: str) -> None:
-        """One request alone and among others: the same tokens, in float32 (A10: transformers#25921).
+        """One request alone and among others: the same tokens, in float32.
 
-        In half precision a tie may fall to the other side: the first difference must be one between near equals.
+        In half precision a tie may fall to the other side: the first difference must be one between near equals. Fails
+        if a request's logits depend on others by more than rounding. Source: transformers#25921.
         """
         name, _, size = case.rpartition("-")
         tokens = sequence(9, 0, self.model(name).spec.vocab_size)

@@ -1,4 +1,4 @@
-"""Where a model's weights come from: a head that is tied or not, and checkpoints that lack something (A10)."""
+"""Where a model's weights come from: a head that is tied or not, and checkpoints that lack something."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Weights(ModelBase):
     def test_from_a_checkpoint(self, case: str) -> None:
         """A folder of safetensors gives the logits of transformers, with a tied head and with one of its own.
 
-        Fails if an untied head is not used (pegainfer#544), or a tied one is looked for in the file (sglang#1508).
+        Fails if an untied head is not used, or a tied one is looked for in the file. Sources: pegainfer#544,
+        sglang#1508.
         """
         self.model(case)
         with checkpoint(case) as folder:
@@ -39,9 +40,10 @@ class Weights(ModelBase):
 
     @cases(lambda suite: (f"llama {EMBEDDING}", f"llama-untied {HEAD}", f"llama-untied {EMBEDDING}", f"llama {LAST}"))
     def test_a_missing_tensor_is_an_error(self, case: str) -> None:
-        """A CheckpointError that names it; never random weights (A10: sglang#1508, parallax#444).
+        """A CheckpointError that names it; never random weights.
 
-        Fails for a plugin that fills a gap with what memory held, with zeros, or with another tensor.
+        Fails for a plugin that fills a gap with what memory held, with zeros, or with another tensor. Sources:
+        sglang#1508, GradientHQ/parallax#444.
         """
         name, missing = case.split()
         self.model(name)
@@ -53,9 +55,9 @@ class Weights(ModelBase):
 
     @cases(lambda suite: ("llama", "llama-untied", "qwen3", "qwen3-untied"))
     def test_a_tied_head_is_the_embedding(self, case: str) -> None:
-        """Tied: one tensor in memory. Untied: two, with other numbers (A10). For a plugin that says where they lie.
+        """Tied: one tensor in memory. Untied: two, with other numbers. For a plugin that says where they lie.
 
-        Fails if a tied head takes memory of its own, or an untied one is left out.
+        Fails if a tied head takes memory of its own, or an untied one is left out. Sources: sglang#1508, pegainfer#544.
         """
         model = self.model(case)
         found = self.tables(model)

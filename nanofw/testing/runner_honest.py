@@ -61,7 +61,7 @@ class Honest(RunnerBase):
     def test_steps_above_the_largest_bucket_are_counted(self) -> None:
         """They run eagerly, are right, and `report.fallbacks` counts each with its reason; no other step of decode is.
 
-        Fails for a runner that leaves its fast path in silence (sglang#33900), or cuts the batch.
+        Fails for a runner that leaves its fast path in silence, or cuts the batch. Source: sglang#33900.
         """
         largest = self.largest()
         if largest >= self.rows:
@@ -81,7 +81,7 @@ class Honest(RunnerBase):
     def test_the_report(self) -> None:
         """The path has a name, and every step is counted.
 
-        Fails for a report that is shared between runners, or that counts something else.
+        Fails for a report that is shared between runners, or that counts something else. Source: sglang#33900.
         """
         first, second = self.twin(), self.twin()
         for twin, steps in ((first, 2), (second, 4), (first, 1)):
@@ -93,9 +93,10 @@ class Honest(RunnerBase):
         assert first.mine.runner.report.path.strip(), "the report does not say which path was taken"
 
     def test_two_runners_side_by_side(self) -> None:
-        """Two runners of one model take turns, each with a step in flight (DESIGN.md: no process-wide state).
+        """Two runners of one model take turns, each with a step in flight.
 
-        Fails if buffers, graphs or last tokens are kept by the class or the module.
+        Fails if buffers, graphs or last tokens are kept by the class or the module. Source: nothing is process-wide
+        here, so that two engines can be compared in one.
         """
         model = self.make_model(self.torch_device())
         twins = [self.twin(model=model) for _ in "ab"]
@@ -111,7 +112,7 @@ class Honest(RunnerBase):
     def test_refuses_what_it_would_get_wrong(self) -> None:
         """An attention that does not declare `graphs`: refused with reasons, or served rightly.
 
-        It reads the host's lengths, as it may. Fails for a runner that captures it all the same.
+        It reads the host's lengths, as it may. Fails for a runner that captures it all the same. Source: the contract.
         """
 
         def parts(make: Any) -> Driven:
@@ -142,7 +143,7 @@ class Honest(RunnerBase):
         """What a model gets is the step, in the types that the contract names, and padding as the contract has it.
 
         Fails for bounds that are too low, tails that do not name the null block, or padding with a context. On a CPU
-        only, where a batch can be looked into while it is used.
+        only, where a batch can be looked into while it is used. Source: the contract.
         """
         device = self.torch_device()
         if device.type != "cpu":
@@ -160,7 +161,8 @@ class Honest(RunnerBase):
     def test_an_error_is_the_plugins_own(self) -> None:
         """What a model raises comes out as it is, in prefill and in decode, and the runner goes on with other requests.
 
-        Fails if errors are swallowed or renamed, or if half a step stays behind (out of memory is an ordinary event).
+        Fails if errors are swallowed or renamed, or if half a step stays behind. Source: out of memory is an ordinary
+        event.
         """
         model = Watched(self.make_model(self.torch_device()))
         twin = self.twin(model=model)
@@ -186,7 +188,8 @@ class Honest(RunnerBase):
     def test_nothing_is_recorded_for_gradients(self) -> None:
         """Weights that want gradients give logits without a graph behind them.
 
-        Fails for a runner that launches outside of inference mode: memory grows with every step.
+        Fails for a runner that launches outside of inference mode: memory grows with every step. Source: torch records
+        by default.
         """
         inner = SmallModel(self.torch_device())
         inner.head.requires_grad_()

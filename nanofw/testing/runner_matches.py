@@ -31,8 +31,8 @@ class Matches(RunnerBase):
     def test_every_batch_size(self, case: int) -> None:
         """Prompts, then decode steps, as many requests as the case says: the tokens of plain eager steps.
 
-        Fails for a runner that takes the wrong bucket, pads wrongly, or runs a step above its largest bucket in it
-        (issue 3; sglang#37531, vllm#7999).
+        Fails for a runner that takes the wrong bucket, pads wrongly, or runs a step above its largest bucket in it.
+        Sources: sglang#37531, vllm#7999.
         """
         twin = self.twin()
         rows = twin.open_all(lengths(case))
@@ -44,7 +44,7 @@ class Matches(RunnerBase):
     def test_every_batch_size_with_a_step_in_flight(self, case: int) -> None:
         """The same with step N+1 submitted before N is waited for: its input tokens are known to the device alone.
 
-        Fails if `step.feeds` is not honoured, or if N+1 overwrites what N has still to deliver (DESIGN.md, the flow).
+        Fails if `step.feeds` is not honoured, or if N+1 overwrites what N has still to deliver. Source: the contract.
         """
         twin = self.twin()
         rows = twin.open_all(lengths(case))
@@ -56,7 +56,7 @@ class Matches(RunnerBase):
     def test_mixed_steps(self, case: int) -> None:
         """Decode, a chunk of a prompt and a whole prompt in one step, then all of them in decode, at both depths.
 
-        Fails if a step with prefill leaves other last tokens or caches behind than one without.
+        Fails if a step with prefill leaves other last tokens or caches behind than one without. Source: the contract.
         """
         for depth in (0, 1):
             twin = self.twin()
@@ -71,7 +71,7 @@ class Matches(RunnerBase):
     def test_only_some_tokens_are_fed(self) -> None:
         """A step takes some of its tokens from the step in flight, and others from the host, in any order.
 
-        Fails if all rows, or none, or those of another place are fed.
+        Fails if all rows, or none, or those of another place are fed. Source: the contract.
         """
         twin = self.twin()
         rows = list(twin.open_all(lengths(4)))
@@ -85,7 +85,8 @@ class Matches(RunnerBase):
     def test_order_and_rows_change(self) -> None:
         """Requests come in any order, end, and leave their rows to others, who are smaller or larger.
 
-        Fails if a token is kept by its place in the batch and not by its row, or by the row's earlier request.
+        Fails if a token is kept by its place in the batch and not by its row, or by the row's earlier request. Source:
+        the contract.
         """
         twin = self.twin()
         work = twin.open_all(lengths(self.rows - 2))  # no bucket, as a rule
@@ -104,7 +105,8 @@ class Matches(RunnerBase):
     def test_rows_change_hands_in_flight(self) -> None:
         """A request ends while its next step is still in flight, and another one begins in its row.
 
-        Fails if what was computed beyond the end of the first (DESIGN.md: it is dropped) reaches the second.
+        Fails if what was computed beyond the end of the first, which must be dropped, reaches the second. Source: the
+        contract.
         """
         twin = self.twin()
         rows = list(twin.open_all(lengths(3)))
@@ -122,7 +124,8 @@ class Matches(RunnerBase):
     def test_block_tables_grow(self, case: int) -> None:
         """Contexts that grow through many blocks, and short ones after them.
 
-        Fails at the step at which a request outgrows the columns of a static block table, or keeps old ones.
+        Fails at the step at which a request outgrows the columns of a static block table, or keeps old ones. Source:
+        the contract.
         """
         twin = self.twin()
         rows = twin.open_all([1, 6, 30][:case])
@@ -137,7 +140,8 @@ class Matches(RunnerBase):
     def test_ways_to_sample_share_a_batch(self, case: int) -> None:
         """Greedy, temperatures, top-k, top-p and seeds mixed, at this depth; plain greedy steps before and after.
 
-        Fails if parameters of an earlier step, or those of the step that was captured, are used again.
+        Fails if parameters of an earlier step, or those of the step that was captured, are used again. Source: the
+        contract.
         """
         twin = self.twin()
         for ways in (MIXED[:1], MIXED[1:], MIXED[:2], MIXED[::-1], MIXED[:1]):
@@ -150,7 +154,7 @@ class Matches(RunnerBase):
     def test_log_probabilities(self, case: int) -> None:
         """Of the chosen token and of as many others as the rows ask for, which is another number in each batch.
 
-        Fails if buffers of results are shared by steps in flight, or were made for another number (A9: vllm#44319).
+        Fails if buffers of results are shared by steps in flight, or were made for another number. Source: vllm#44319.
         """
         twin = self.twin()
         for wanted in (2, 0, 5, 2):
@@ -163,7 +167,7 @@ class Matches(RunnerBase):
     def test_prompts_are_scored(self) -> None:
         """Log-probabilities of prompt tokens, in chunks of one token too, beside requests in decode.
 
-        Fails if a step of one token each that asks for them is taken for plain decode.
+        Fails if a step of one token each that asks for them is taken for plain decode. Source: the contract.
         """
         twin = self.twin()
         (decoding,) = twin.open_all([3])

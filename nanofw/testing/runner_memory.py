@@ -20,10 +20,10 @@ class Memory(RunnerBase):
 
     @cases(sizes)
     def test_only_live_slots_are_written(self, case: int) -> None:
-        """Bytes of the whole pool differ only at the slots of the step's tokens, in every layer (A4: vllm#43810).
+        """Bytes of the whole pool differ only at the slots of the step's tokens, in every layer.
 
         The pool is just large enough: its last block, where slot -1 of padding would lead, and the first one, beside
-        the null block that padding points at, are both in use. Fails if padding writes anywhere.
+        the null block that padding points at, are both in use. Fails if padding writes anywhere. Source: vllm#43810.
         """
         count = [BLOCK_SIZE + 1 + i % 2 for i in range(case)]
         twin = self.twin(blocks=2 * case)
@@ -42,7 +42,7 @@ class Memory(RunnerBase):
     def test_padding_reaches_nobody(self, case: str) -> None:
         """The hidden state of padding rows is NaN, or huge: live requests get the same tokens, the cache none of it.
 
-        Fails if padding shares a slot, a block or a row of results with a request (A4: sglang#32477, #35351).
+        Fails if padding shares a slot, a block or a row of results with a request. Sources: sglang#32477, #35351.
         """
         size, fill = case.split("-")
         twin = self.twin(model=SmallModel(self.torch_device(), padding=float(fill)))
@@ -64,7 +64,8 @@ class Memory(RunnerBase):
     def test_a_larger_step_before_leaves_nothing(self) -> None:
         """Full steps of long contexts, then ever smaller ones of short contexts, in blocks that were poisoned between.
 
-        Fails if what an earlier step left in a static buffer (a slot, a length, a block, a row) is used again.
+        Fails if what an earlier step left in a static buffer (a slot, a length, a block, a row) is used again. Source:
+        vllm#43810.
         """
         for size in range(min(self.largest(), self.rows), 0, -1):
             twin = self.twin()
@@ -80,7 +81,8 @@ class Memory(RunnerBase):
     def test_warming_up_leaves_no_trace(self) -> None:
         """After `warm_up` no byte of the cache has changed, no step is counted, and the first tokens are right.
 
-        Fails if what is compiled or captured is run on somebody's blocks, or its tokens stay behind.
+        Fails if what is compiled or captured is run on somebody's blocks, or its tokens stay behind. Source: the
+        contract.
         """
         driven = self.drive(warm=False)
         for pool in driven.pools():

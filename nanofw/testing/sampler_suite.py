@@ -60,7 +60,11 @@ class SamplerSuite(Suite):
 
     @cases(lambda suite: DTYPES)
     def test_greedy_takes_the_first_of_the_largest(self, case: str) -> None:
-        """Arg-max, exact ties by the lower id, at both ends of a vocabulary of awkward size."""
+        """Arg-max, exact ties by the lower id, at both ends of a vocabulary of awkward size.
+
+        Fails if ties fall by chance, or a vocabulary that is no multiple of a tile is cut. Sources: vllm#3063,
+        nano-vllm#249.
+        """
         logits = torch.zeros(4, 4099, dtype=DTYPES[case])
         logits[1, [77, 4000]] = 3.0
         logits[2, 4098] = 1.0
@@ -70,7 +74,10 @@ class SamplerSuite(Suite):
 
     @cases(lambda suite: DTYPES)
     def test_tiny_temperatures_take_the_largest(self, case: str) -> None:
-        """Logits of 11 and 40 at temperatures down to 1e-6, beside rows at 1.0 (A9: vllm#3063)."""
+        """Logits of 11 and 40 at temperatures down to 1e-6, beside rows at 1.0.
+
+        Fails if logits divided by a temperature overflow, or one row changes what others get. Source: vllm#3063.
+        """
         logits = torch.randn(2 * len(TINY), 300, generator=generator(1)).to(DTYPES[case])
         best = torch.arange(len(logits)) * 13 + 7
         logits[torch.arange(len(logits)), best] = torch.tensor([11.0, 40.0] * len(TINY)).to(DTYPES[case])
@@ -83,7 +90,11 @@ class SamplerSuite(Suite):
 
     @cases(lambda suite: (0, -1, 5, 300, 10_000))
     def test_top_k_of_none_some_and_more_than_there_are(self, case: int) -> None:
-        """0 and -1 are off; more than the vocabulary is all of it (A9: nanochat#466; the arg-max is not id 0)."""
+        """0 and -1 are off; more than the vocabulary is all of it.
+
+        Fails if one of them raises, or always gives id 0, which is not the arg-max here. Sources: nanochat#466,
+        ohdearquant/lattice#225.
+        """
         logits = torch.randn(64, 300, generator=generator(3))
         logits[:, 123] = 9.0
         rows = [{"temperature": 2.0, "top_k": case, "seed": i} for i in range(64)]
@@ -97,14 +108,21 @@ class SamplerSuite(Suite):
         assert self.tokens(logits, [row | {"top_k": 1} for row in rows]) == [123] * 64
 
     def test_top_p_keeps_the_least_that_reaches_the_mass(self) -> None:
-        """Probabilities of 0.5, 0.3, 0.15 and 0.05: what is kept at each top_p, and that all of it is drawn."""
+        """Probabilities of 0.5, 0.3, 0.15 and 0.05: what is kept at each top_p, and that all of it is drawn.
+
+        Fails if the token that reaches the mass is dropped, or the one after it kept. Source: nucleus sampling
+        (Holtzman et al., ICLR 2020).
+        """
         logits = torch.tensor([0.15, 0.5, 0.05, 0.3]).log().expand(400, 4)
         for top_p, kept in ((0.4, {1}), (0.6, {1, 3}), (0.9, {0, 1, 3}), (1.0, {0, 1, 2, 3})):
             rows = [{"temperature": 1.0, "top_p": top_p, "seed": i} for i in range(400)]
             assert set(self.tokens(logits, rows)) == kept, f"top_p={top_p}"
 
     def test_company_and_place_change_no_token(self) -> None:
-        """A row alone, in any company, and anywhere in the batch."""
+        """A row alone, in any company, and anywhere in the batch.
+
+        Fails if rows share a stream of random numbers. Source: counter-based random numbers (Salmon et al., SC 2011).
+        """
         logits = torch.randn(7, 500, generator=generator(4))
         rows: list[dict[str, Any]] = [
             {"temperature": 1.0, "seed": 1},
@@ -124,7 +142,8 @@ class SamplerSuite(Suite):
     def test_company_changes_no_bit(self, case: int) -> None:
         """Batch invariance, where it is declared: log-probabilities too, with so many threads (on a CPU).
 
-        Vocabularies large enough for a row of its own to be cut into parts that threads sum up.
+        Vocabularies are large enough for a row of its own to be cut into parts that threads sum up. Fails if the order
+        of a sum depends on the rows beside it. Source: transformers#25921.
         """
         device = torch.device(self.device or os.environ.get("NANOFW_TEST_DEVICE") or "cpu").type
         if device not in self.backend.batch_invariant_on:
@@ -151,7 +170,10 @@ class SamplerSuite(Suite):
                 assert torch.equal(one, other[: len(one)] if one.ndim else other), f"{what}: {name} have other bits"
 
     def test_seed_and_position_decide(self) -> None:
-        """The same twice is the same token; another seed or position is another draw."""
+        """The same twice is the same token; another seed or position is another draw.
+
+        Fails if a request that is put back draws other tokens. Source: the contract.
+        """
         logits = torch.zeros(1, 1000)
         draws = {
             (s, p): self.tokens(logits, [{"temperature": 1.0, "seed": s, "position": p}])[0]
@@ -164,7 +186,11 @@ class SamplerSuite(Suite):
 
     @cases(lambda suite: (0.5, 1.0, 2.0))
     def test_draws_follow_the_distribution(self, case: float) -> None:
-        """4,096 draws over 8 tokens, by chi-square; so over positions of one seed as over seeds."""
+        """4,096 draws over 8 tokens, by chi-square; so over positions of one seed as over seeds.
+
+        Fails for wrong probabilities, and for seeds or positions whose draws hang together. Source: Pearson's test,
+        1900.
+        """
         logits = torch.linspace(-1.0, 1.0, 8)
         expected = (logits / case).softmax(0).double() * 4096
         for vary in ("seed", "position"):
@@ -175,7 +201,10 @@ class SamplerSuite(Suite):
 
     @cases(lambda suite: (1, 5, 20))
     def test_logprobs_do_not_depend_on_how_many_are_asked_for(self, case: int) -> None:
-        """The chosen token's, whatever its temperature, and the likeliest ones in order (A9: vllm#44319)."""
+        """The chosen token's, whatever its temperature, and the likeliest ones in order.
+
+        Fails if they are those of the logits after temperature or cut, or differ with their number. Source: vllm#44319.
+        """
         logits = torch.randn(3, 50, generator=generator(6)) * 3
         rows: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 4}, {"temperature": 0.5, "top_k": 3, "seed": 8}]
         found = self.sample(logits, rows, logprobs=case)
@@ -190,7 +219,10 @@ class SamplerSuite(Suite):
         torch.testing.assert_close(found.top_logprobs.cpu().double(), values, atol=1e-5, rtol=0)
 
     def test_tokens_that_are_ruled_out_are_never_drawn(self) -> None:
-        """Logits of minus infinity have no mass, at the ends of the vocabulary too."""
+        """Logits of minus infinity have no mass, at the ends of the vocabulary too.
+
+        Fails if a number at either end of [0, 1) falls on a token without mass. Source: the contract.
+        """
         logits = torch.full((256, 37), float("-inf"))
         logits[:, [5, 30]] = torch.tensor([0.0, 1.0])
         rows = [{"temperature": 3.0, "seed": i} for i in range(256)]

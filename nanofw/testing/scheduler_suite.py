@@ -75,8 +75,9 @@ class SchedulerSuite:
     def test_lives_of_requests(self, depth: int) -> None:
         """Add, step and abort at random, in pools from tiny to ample: every token right, nothing lost, nothing leaked.
 
-        Sources: vllm#39734 and #1534 (waiting for ever), vllm#16832 and transformers#43150 (preemption lost tokens),
-        vllm#10583 (ids used twice), jjang-ai/vmlx#68 (blocks kept).
+        Fails with the shortest life that breaks one of these. Sources: vllm#39734 and #1534 (waiting for ever),
+        vllm#16832 and transformers#43150 (preemption lost tokens), vllm#10583 (ids used twice), jjang-ai/vmlx#68
+        (blocks kept).
         """
         # Made anew for each suite: Hypothesis refuses one test that several classes inherit (differing executors).
         machine = type(f"{type(self).__name__}Machine", (SchedulerMachine,), {"suite": type(self), "depth": depth})
@@ -95,7 +96,10 @@ class SchedulerSuite:
     @pytest.mark.parametrize("depth", [0, 1])
     @pytest.mark.parametrize("blocks", [64, 8, 5])
     def test_small_pools_give_the_same_tokens(self, blocks: int, depth: int) -> None:
-        """Requests that together exceed the pool, a little and by far, lose no token (vllm#16832)."""
+        """Requests that together exceed the pool, a little and by far, lose no token.
+
+        Fails if a request that is put back forgets what it has generated. Source: vllm#16832.
+        """
         engine = self.engine(kv_blocks=blocks, steps_in_flight=depth, options={"kv_cache": {"block_size": 4}})
         work = [(prompt(3 + i, i), 10) for i in range(4)]
         outputs = run(engine, work)
@@ -107,7 +111,10 @@ class SchedulerSuite:
 
     @pytest.mark.parametrize("depth", [0, 1])
     def test_sampled_tokens_survive_preemption(self, depth: int) -> None:
-        """With temperature and seeds too, a small pool and a large one, early and late values, give the same tokens."""
+        """With temperature and seeds too, a small pool and a large one, early and late values, give the same tokens.
+
+        Fails if a token is drawn again at another position. Source: transformers#43150.
+        """
         params = [SamplingParams(temperature=1.0, top_k=20, seed=i, max_tokens=12) for i in range(5)]
         prompts = [prompt(4, i) for i in range(5)]
         options = {"kv_cache": {"block_size": 4}}
@@ -118,20 +125,31 @@ class SchedulerSuite:
 
     @pytest.mark.parametrize("budget", [1, 2, 7, 64])
     def test_any_budget_gives_the_same_tokens(self, budget: int) -> None:
-        """Prompts in chunks of any size, down to one token a step; the auditor holds each step to the budget."""
+        """Prompts in chunks of any size, down to one token a step; the auditor holds each step to the budget.
+
+        Fails if the end of a chunk is taken for the end of the prompt, or the budget is exceeded. Source: chunked
+        prefill (Agrawal et al., SARATHI, 2023).
+        """
         engine = self.engine(max_batch_tokens=budget, max_num_seqs=4)
         work = [(prompt(length, length), 5) for length in (1, 2, 15, 16, 17, 33)]
         check(engine, work, run(engine, work))
 
     @pytest.mark.parametrize("rows", [1, 2, 5])
     def test_any_number_of_rows_gives_the_same_tokens(self, rows: int) -> None:
-        """More requests than rows: the others wait their turn."""
+        """More requests than rows: the others wait their turn.
+
+        Fails if a request is admitted without a row, or forgotten while it waits. Source: vllm#1534.
+        """
         engine = self.engine(max_num_seqs=rows)
         work = [(prompt(5 + i, i), 1 + i) for i in range(8)]
         check(engine, work, run(engine, work))
 
     def test_long_prompt_does_not_stop_the_others(self) -> None:
-        """While a long prompt is computed in chunks, a request in decode gets its token in every step."""
+        """While a long prompt is computed in chunks, a request in decode gets its token in every step.
+
+        Fails if prefill runs alone although `mixes` is declared. Source: chunked prefill (Agrawal et al., SARATHI,
+        2023).
+        """
         if not self.mixes:
             pytest.skip(f"{self.backend.__name__} declares that it does not mix prefill and decode")
         engine = self.engine(max_batch_tokens=8)
@@ -149,7 +167,10 @@ class SchedulerSuite:
         assert mixed <= 20, "the budget was not used"
 
     def test_oldest_request_does_not_starve(self) -> None:
-        """A long request ends within `patience` steps although a newcomer arrives at every one (vllm#39734)."""
+        """A long request ends within `patience` steps although a newcomer arrives at every one.
+
+        Fails if newcomers overtake for ever. Source: vllm#39734.
+        """
         engine = self.engine(max_batch_tokens=8, max_num_seqs=4, kv_blocks=10, options={"kv_cache": {"block_size": 4}})
         engine.add("oldest", prompt(17, 0), SamplingParams(temperature=0, max_tokens=15))
         for number in range(self.patience):
@@ -166,7 +187,8 @@ class SchedulerSuite:
     def test_common_beginnings(self, budget: int, depth: int) -> None:
         """Requests that begin alike, one of them aborted part-way, beside others: all end, with their own tokens.
 
-        A scheduler may let a request wait until its beginning, being computed for another, can be found.
+        A scheduler may let a request wait until its beginning, being computed for another, can be found. Fails if it
+        waits for what nobody computes any more. Source: nano-vllm#208.
         """
         for aborted_at in range(1, 9):
             options = {"kv_cache": {"block_size": 4}}
@@ -182,7 +204,10 @@ class SchedulerSuite:
             book.finish(bound=300)
 
     def test_small_request_passes_after_a_full_pool(self) -> None:
-        """A request that fills the whole pool ends as "kv_capacity", and the next one runs (vllm#39734 b, c)."""
+        """A request that fills the whole pool ends as "kv_capacity", and the next one runs.
+
+        Fails if what can never fit is waited for, and blocks all behind it. Source: vllm#39734.
+        """
         engine = self.engine(kv_blocks=8)
         work = [(prompt(100, 0), 100), (prompt(10, 1), 5)]
         outputs = run(engine, work)
@@ -193,7 +218,10 @@ class SchedulerSuite:
 
     @pytest.mark.parametrize("depth", [0, 1])
     def test_abort_at_any_moment(self, depth: int) -> None:
-        """Waiting, part-way through its prompt, decoding, put back: aborted there, it leaves nothing behind."""
+        """Waiting, part-way through its prompt, decoding, put back: aborted there, it leaves nothing behind.
+
+        Fails if it is scheduled again, or keeps its row or blocks. Source: jjang-ai/vmlx#68.
+        """
         for moment in range(24):
             engine = self.engine(
                 kv_blocks=6,
@@ -221,7 +249,11 @@ class SchedulerSuite:
 
     @pytest.mark.parametrize("depth", [0, 1])
     def test_abort_from_an_observer(self, depth: int) -> None:
-        """At the end of each request another one is aborted, in the middle of a step that computes it."""
+        """At the end of each request another one is aborted, in the middle of a step that computes it.
+
+        Fails if a list changes while it is walked, or a request is forgotten twice. Source: observers may abort
+        (`nanofw_request_finished`).
+        """
         engine = self.engine(kv_blocks=16, steps_in_flight=depth, options={"kv_cache": {"block_size": 4}})
         book = Ledger(engine)
 
@@ -239,7 +271,10 @@ class SchedulerSuite:
     @pytest.mark.parametrize("depth", [0, 1])
     @pytest.mark.parametrize("method", ["allocate", "match_prefix", "free"])
     def test_a_cache_that_raises(self, method: str, depth: int) -> None:
-        """Any one call of the cache fails, before or after its work: afterwards `clear` puts all in order."""
+        """Any one call of the cache fails, before or after its work: afterwards `clear` puts all in order.
+
+        Fails if a request is left in two places, or in none. Source: the contract.
+        """
         for number in range(12):
             options = {"kv_cache": {"block_size": 4}}
             engine = self.engine(kv_blocks=8, max_num_seqs=3, steps_in_flight=depth, options=options)
@@ -264,7 +299,11 @@ class SchedulerSuite:
             book.finish(bound=0)
 
     def test_stop_ids(self) -> None:
-        """An end learned from a token's value, a step late at depth 1, gives the same tokens and no more."""
+        """An end learned from a token's value, a step late at depth 1, gives the same tokens and no more.
+
+        Fails if a request that has ended is scheduled again, or its row goes on to another too early. Source: the
+        contract.
+        """
         prompts = [prompt(6, i) for i in range(6)]
         expected = [context_model().greedy(p, 30) for p in prompts]
         stop = tuple({tokens[7] for tokens in expected})
@@ -278,7 +317,10 @@ class SchedulerSuite:
             nothing_left(engine)
 
     def test_200_requests_give_everything_back(self) -> None:
-        """Free rows and blocks after 200 requests == at the start (jjang-ai/vmlx#68)."""
+        """Free rows and blocks after 200 requests == at the start.
+
+        Fails if the scheduler still holds what has ended. Source: jjang-ai/vmlx#68.
+        """
         engine = self.engine(max_num_seqs=8, kv_blocks=16)
         work = [(prompt(1 + i * 7 % 40, i), 1 + i % 6) for i in range(200)]
         check(engine, work, run(engine, work))
