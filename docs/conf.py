@@ -1,6 +1,15 @@
 """How the documentation is built: `tox -e docs`, or `sphinx-build -W docs docs/_build`. It needs no network."""
 
+import inspect
+from typing import Any
+
+from docutils.nodes import Element, Node
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
 import nanofw
+import nanofw.testing
 
 project = "nanofw"
 author = "the nanofw developers"
@@ -34,3 +43,32 @@ html_title = "nanofw"
 html_static_path: list[str] = []
 html_show_sphinx = False
 html_copy_source = False
+
+
+class Checks(SphinxDirective):
+    """`.. checks:: AttentionSuite`: what its checks say of themselves, group by group, in the order of the source."""
+
+    required_arguments = 1
+
+    def run(self) -> list[Node]:
+        """Each group's first line as a rubric, and a definition list of its checks."""
+        lines: list[str] = []
+        for group in getattr(nanofw.testing, self.arguments[0]).__mro__:
+            checks = {name: check for name, check in vars(group).items() if name.startswith("test_")}
+            if checks:
+                lines += [f".. rubric:: {first_line(group)}", ""]
+            for name, check in checks.items():
+                lines += [f"`{name}`", *(f"   {line}" for line in inspect.getdoc(check).splitlines()), ""]
+        parent = Element()
+        self.state.nested_parse(StringList(lines, self.get_location()), 0, parent)
+        return parent.children
+
+
+def first_line(documented: Any) -> str:
+    """Of a docstring, without its full stop."""
+    return inspect.getdoc(documented).partition("\n")[0].rstrip(".")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.add_directive("checks", Checks)

@@ -13,7 +13,7 @@ from nanofw.testing.kv_cache_base import LAYER, KVCacheBase
 
 
 class KVCacheBooks(KVCacheBase):
-    """Part of `KVCacheSuite`."""
+    """Its books are right, whatever has happened."""
 
     def test_clear(self) -> None:
         """Whatever was going on: afterwards all is free, no row holds anything, and nothing is found again.

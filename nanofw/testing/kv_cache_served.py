@@ -16,7 +16,7 @@ BLOCK_SIZE = 16
 
 
 class KVCacheServed(KVCacheBase):
-    """Part of `KVCacheSuite`: a model whose every token depends on all keys and values of its request."""
+    """In an engine, with a model whose every token depends on all of its context, nobody reads what is another's."""
 
     @classmethod
     def engine(cls, tokens: int = 1024, **changes: Any) -> Engine:

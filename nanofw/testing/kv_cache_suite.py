@@ -34,7 +34,7 @@ BLOCK_SIZES = (1, 3, 16, 256)
 
 
 class KVCacheSuite(KVCacheBooks, KVCacheServed):
-    """What every KV cache must do. `KVCacheBase` says what a subclass sets."""
+    """No block is lost, owned twice, or written by others."""
 
     @pytest.mark.parametrize("block_size", [1, 3, 16, 64], ids="bs{}".format)
     def test_conservation(self, block_size: int) -> None:

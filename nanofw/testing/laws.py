@@ -51,7 +51,8 @@ def judge(component: type[Component], options: Mapping[str, Any] | None = None) 
     """Judge every count law that a plugin's class declares.
 
     Args:
-        component: the class. options: its options, as a user would set them.
+        component: the class.
+        options: its options, as a user would set them.
 
     Raises:
         PluginError: it cannot serve the small model that its steps are counted with.

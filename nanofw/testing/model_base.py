@@ -121,7 +121,7 @@ class ModelBase(Suite):
 
     Attributes a subclass sets:
         backend: a subclass of `Model`.
-        models: what to load with it: names that `--model` takes, small. What it refuses is skipped with its reasons.
+        models: names that `--model` takes, of small ones. What it refuses is skipped with its reasons.
         dtype: of weights and activations.
         device: where to test it; the environment's `NANOFW_TEST_DEVICE` if not given, else the CPU.
     """

@@ -32,7 +32,7 @@ CHI_SQUARE_7_DF = 24.32
 
 
 class SamplerSuite(Suite):
-    """What every sampler must do.
+    """A token depends on its own row alone, and follows the distribution that was asked for.
 
     Attributes a subclass sets:
         backend: the sampler's class.

@@ -16,7 +16,7 @@ from nanofw.testing.scheduler_base import SchedulerBase
 
 
 class SchedulerEnds(SchedulerBase):
-    """Part of `SchedulerSuite`: whatever ends a request, the others go on, and nothing of it is left."""
+    """Whatever ends a request, the others go on, and nothing of it is left."""
 
     def test_stop_ids(self) -> None:
         """An end learned from a token's value, a step late at depth 1, gives the same tokens and no more.

@@ -26,7 +26,7 @@ from nanofw.testing.scheduler_machine import SchedulerMachine
 
 
 class SchedulerSuite(SchedulerEnds):
-    """What every scheduler must do. `SchedulerBase` says what a subclass sets."""
+    """Every request gets its tokens, in its turn, whatever the budget, the rows and the pool."""
 
     @pytest.mark.parametrize("depth", [0, 1])
     def test_lives_of_requests(self, depth: int) -> None:

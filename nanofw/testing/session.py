@@ -71,7 +71,7 @@ def run_suite(
     """Run all checks of a kind's suite on a class, but those of its cost.
 
     Args:
-        kind: the plugin's. backend: its class. options: as a user would set them.
+        kind, backend, options: the plugin, and its options as a user would set them.
         watch: told after each check how many are done, of how many.
 
     Raises:

@@ -26,9 +26,10 @@ class Verdict:
     """What was found.
 
     Attributes:
-        plugin: as the user named it. cls: its class.
+        plugin: as the user named it.
+        kind, cls: its kind and class.
         passed, failures, skipped: checks of its suite; skipped ones by their reason.
-        laws: counted. scaling: timed.
+        laws, scaling: rulings on laws that are counted, and on those that are timed.
         notes: why laws could not be judged.
         next_step: one sentence.
     """
@@ -65,7 +66,9 @@ def judge(
     """Run its suite, then count, then time. A wrong plugin is not timed: it is fast for free.
 
     Args:
-        plugin: what to call it. kind, backend, options: the plugin. watch: see `run_suite`.
+        plugin: what to call it.
+        kind, backend, options: the plugin, and its options as a user would set them.
+        watch: see `run_suite`.
     """
     outcome = run_suite(kind, backend, options, watch)
     verdict = Verdict(plugin, kind, f"{backend.__module__}:{backend.__qualname__}")
