@@ -162,7 +162,8 @@ class Batch:
     Attributes:
         token_ids, positions: `[T]` int64.
         slot_mapping: `[T]` int64, where each token's K and V go: `block * BS + offset`; -1 means nowhere.
-        cu_seqlens_q: `[B+1]` int32. seq_lens: `[B]` int32, context *including* this step's tokens.
+        cu_seqlens_q: `[B+1]` int32, where each request's tokens begin in the packed dimension, and T at the end.
+        seq_lens: `[B]` int32, context *including* this step's tokens.
         block_table: `[B, M]` int32, tails filled with the null block.
         logits_indices: `[B]` int64, each request's last token in the packed dimension; more may follow, whose logits
             are wanted too.

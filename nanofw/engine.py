@@ -182,7 +182,7 @@ class Engine:
         """Advance by one step.
 
         Returns:
-            Outputs of requests that ended, and of streaming ones that got a token. Possibly none: while a prompt is
+            Outputs of requests that ended, and of streaming ones that got a token. None while a prompt is
             part-way, and while the first steps are put in flight.
 
         Raises:

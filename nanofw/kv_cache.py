@@ -143,8 +143,8 @@ class KVCache(Component):
             token_ids: the tokens that the request has so far.
 
         Returns:
-            Tokens whose K and V are there, at most `len(token_ids) - 1`: the last one is always computed, since its
-            logits are needed.
+            Tokens whose K and V are there, at most `len(token_ids) - 1`, since the logits of the last one are
+            needed.
         """
         return 0
 

@@ -40,7 +40,13 @@ BLOCKS = (4, 8, 12)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a law holds, and in words what was found."""
+    """What was found of a law.
+
+    Attributes:
+        law: the law.
+        holds: whether it holds.
+        text: the fit, or the ratio, in words, and what to do.
+    """
 
     law: Law
     holds: bool

@@ -45,7 +45,13 @@ _PLUGINS = ("nanofw.testing.plugin", "_hypothesis_pytestplugin")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A check that failed: its test id, what it said first, where, and what it is for."""
+    """A check that failed.
+
+    Attributes:
+        check: its test id.
+        message, where: what it said first, and in which line.
+        purpose: what it is for.
+    """
 
     check: str
     message: str
@@ -55,7 +61,13 @@ class Failure:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a suite found. `skipped` counts by reason; `failures` in the order of the run."""
+    """What a suite found.
+
+    Attributes:
+        passed: how many checks did.
+        failures: those that did not, in the order of the run.
+        skipped: how many were, by reason.
+    """
 
     passed: int = 0
     failures: list[Failure] = field(default_factory=list)

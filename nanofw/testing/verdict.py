@@ -14,7 +14,13 @@ from nanofw.testing.session import Failure, run_suite
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """One law, in words, whether it holds, and what was measured."""
+    """What was measured of a law.
+
+    Attributes:
+        law: in words.
+        holds: whether it holds.
+        found: what was measured, in words.
+    """
 
     law: str
     holds: bool
