@@ -1,7 +1,6 @@
-"""Every hook is documented with its exact signature, and works."""
+"""Every hook works. That each is documented, and its example runs: `tests/docs`."""
 
 import inspect
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from nanofw.testing.audited import audited_engine
 HOOKS = [name for name in vars(hookspecs) if name.startswith("nanofw_")]
 REGISTRATIONS = [name for name in HOOKS if name.startswith("nanofw_register_")]
 OBSERVATIONS = [name for name in HOOKS if name not in REGISTRATIONS]
-DOCS = Path(__file__).parents[1] / "docs" / "reference" / "hooks.md"
 
 
 def plugin(hook, function):
@@ -29,19 +27,6 @@ def test_the_hooks():
     """One registration a kind, and three events. A new hook gets tests below because it is in this list."""
     assert [name.removeprefix("nanofw_register_") for name in REGISTRATIONS] == list(KINDS)
     assert [*OBSERVATIONS] == ["nanofw_engine_created", "nanofw_step_finished", "nanofw_request_finished"]
-
-
-def test_docs_list_the_hooks_in_order_with_their_exact_signatures():
-    headings = [line[4:].strip("`") for line in DOCS.read_text().splitlines() if line.startswith("### ")]
-    signatures = [f"{name}{inspect.signature(getattr(hookspecs, name))}".replace("'", "") for name in HOOKS]
-    assert headings == signatures
-
-
-def test_docs_name_files_that_are_there():
-    words = {word.strip("`.;:,") for word in DOCS.read_text().split() if word.startswith("`nanofw/")}
-    assert len(words) >= 7
-    for word in words:
-        assert (DOCS.parents[2] / word).is_file(), word
 
 
 @pytest.mark.parametrize("hook", REGISTRATIONS)

@@ -173,14 +173,18 @@ def test_what_is_rendered_is_described(name: str) -> None:
     public = [found] if not isinstance(found, type) else [found, *members(found)]
     for each in public:
         if isinstance(each, property):
-            first = inspect.getdoc(each).partition("\n")[0]
-            assert ": " not in re.sub(r"`[^`]*`", "", first), (
-                f"Sphinx takes what is before the colon for a type: {first}"
-            )
+            assert not misread(inspect.getdoc(each)), f"a colon in the first line of {each.fget.__qualname__}"
         elif inspect.isfunction(each) or inspect.ismethod(each):
-            arguments = sections(inspect.getdoc(each) or "").get("Args")
+            parts = sections(inspect.getdoc(each) or "")
+            assert not misread(parts.get("Returns", "")), f"{each.__qualname__}: a colon in what it returns"
+            arguments = parts.get("Args")
             names = {*inspect.signature(each).parameters} - {"self", "cls"}
             assert arguments is None or described(arguments) == names, f"{each.__qualname__} describes other arguments"
+
+
+def misread(text: str) -> bool:
+    """Whether Sphinx takes the beginning of a text, up to a colon in its first line, for a type."""
+    return ": " in re.sub(r"`[^`]*`", "", text.lstrip("\n").partition("\n")[0])
 
 
 def members(cls: type) -> list[Any]:
