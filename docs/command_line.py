@@ -6,6 +6,7 @@ current.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -69,7 +70,7 @@ def section(name: str, command: Any) -> Iterator[str]:
         usage += " [COMMAND]" if command.invoke_without_command else " COMMAND"
     yield f"\nUsage: `{usage}`\n"
     if arguments:
-        rows = [(f"`{p.metavar or p.name.upper()}`", p.help.rstrip("."), default(p.default)) for p in arguments]
+        rows = [(f"`{p.metavar or p.name.upper()}`", sentence(p.help), default(p.default)) for p in arguments]
         yield table("argument", rows) + "\n"
     own = [p for p in options if p.rich_help_panel != PANEL and p.name not in ("help", HELP_ALL.name)]
     if own:
@@ -100,7 +101,7 @@ def placeholder(argument: Any) -> str:
 def option_row(option: Any) -> tuple[str, str, str]:
     """An option, what it means, and what holds without it."""
     value = f" {option.metavar}" if option.metavar else ""
-    return f"`{option.opts[0]}{value}`", option.help.rstrip("."), default(option.default)
+    return f"`{option.opts[0]}{value}`", sentence(option.help), default(option.default)
 
 
 def setting_row(option: Any, rare: bool) -> tuple[str, str, str]:
@@ -108,6 +109,12 @@ def setting_row(option: Any, rare: bool) -> tuple[str, str, str]:
     shown, help_, _ = option_row(option)
     told = default({field.name: field.default for field in fields(Config)}.get(option.name))
     return shown + " *" * rare, help_.removesuffix(f" ({told.strip('`')})"), told
+
+
+def sentence(text: str) -> str:
+    """A help text without its full stop, the options in it as code."""
+    text = text if text.endswith("...") else text.removesuffix(".")
+    return re.sub(r"--[a-z-]+", r"`\g<0>`", text)
 
 
 def default(value: Any) -> str:

@@ -19,6 +19,7 @@ release = nanofw.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 nitpicky = False
+smartquotes_action = "D"  # dashes; "auto" stays what one types
 default_role = "code"  # docstrings are written to be read in the source: `name` is code
 
 myst_enable_extensions = ["colon_fence"]

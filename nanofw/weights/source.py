@@ -32,7 +32,8 @@ class ModelSource(ABC):
         """The transformers module, with a config of its own: eval mode, no gradients, every weight from the source.
 
         Args:
-            dtype: of the weights. device: where they go.
+            dtype: of the weights.
+            device: where they go.
             attn_implementation: a name known to transformers' `AttentionInterface`.
 
         Raises:
@@ -54,7 +55,8 @@ def resolve(name: str, *, trust_remote_code: bool = False, allow_pickle: bool = 
 
     Args:
         name: `smollm2`, `dummy:NAME`, a local transformers folder, or a hub id `org/name`, tried in this order.
-        trust_remote_code: let a checkpoint bring its own code. allow_pickle: read pickled weights.
+        trust_remote_code: let a checkpoint bring its own code.
+        allow_pickle: read pickled weights.
 
     Raises:
         CheckpointError: there is no such model, or its files are not whole.
