@@ -1,4 +1,4 @@
-"""The check of count laws that every suite has."""
+"""The check of count laws: what a plugin promises about its work is counted."""
 
 from __future__ import annotations
 
