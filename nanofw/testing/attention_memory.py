@@ -84,8 +84,8 @@ class Memory(AttentionBase):
     def test_same_bits_twice(self, case: Case) -> None:
         """Deterministic: the same step twice gives the same bits.
 
-        Fails for sums in no fixed order (atomics) and for races. Source: vllm#16832: what is computed again must come
-        out the same.
+        Fails for sums in no fixed order (atomics) and for races. Source: the contract of samplers, whose draws repeat
+        only if logits do.
         """
         self.check_same(case, Layout(), Layout(), f"{case}: a second run")
 

@@ -76,9 +76,9 @@ class KVCacheServed(KVCacheBase):
 
     @pytest.mark.parametrize("depth", [0, 1])
     def test_put_back_with_a_common_prefix(self, depth: int) -> None:
-        """A pool too small for all: requests are put back, and find their own and other's blocks again or not.
+        """A pool too small for all: requests are put back, and find their own and others' blocks again or not.
 
-        Fails if a block is found by its old tokens after others have overwritten it. Source: vllm#16832.
+        Fails if a block is found by its old tokens after others have overwritten it. Source: the contract.
         """
         engine = self.engine(tokens=128, steps_in_flight=depth)
         common = prompt(20, 0)

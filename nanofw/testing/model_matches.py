@@ -45,8 +45,7 @@ class Matches(ModelBase):
     def test_chunks(self, case: str) -> None:
         """Prompts in chunks, each request another one: what was computed before is found in the cache.
 
-        Fails if positions start again in each chunk, or if a chunk does not see those before it. Source:
-        transformers#41184.
+        Fails if positions start again in each chunk, or if a chunk does not see those before it. Source: the contract.
         """
         served, work = self.served(case, LENGTHS)
         sizes = {row: 2 + 3 * i for i, row in enumerate(work)}

@@ -65,7 +65,7 @@ class Memory(RunnerBase):
         """Full steps of long contexts, then ever smaller ones of short contexts, in blocks that were poisoned between.
 
         Fails if what an earlier step left in a static buffer (a slot, a length, a block, a row) is used again. Source:
-        vllm#43810.
+        the contract.
         """
         for size in range(min(self.largest(), self.rows), 0, -1):
             twin = self.twin()

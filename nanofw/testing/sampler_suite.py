@@ -62,8 +62,8 @@ class SamplerSuite(Suite):
     def test_greedy_takes_the_first_of_the_largest(self, case: str) -> None:
         """Arg-max, exact ties by the lower id, at both ends of a vocabulary of awkward size.
 
-        Fails if ties fall by chance, or a vocabulary that is no multiple of a tile is cut. Sources: vllm#3063,
-        nano-vllm#249.
+        Fails if ties fall by chance, or a vocabulary that is no multiple of a tile is cut. Sources: the contract;
+        nano-vllm#249, where temperature 0 was not allowed.
         """
         logits = torch.zeros(4, 4099, dtype=DTYPES[case])
         logits[1, [77, 4000]] = 3.0

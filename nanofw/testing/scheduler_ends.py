@@ -107,7 +107,7 @@ class SchedulerEnds(SchedulerBase):
         """Requests that begin alike, one of them aborted part-way, beside others: all end, with their own tokens.
 
         A scheduler may let a request wait until its beginning, being computed for another, can be found. Fails if it
-        waits for what nobody computes any more. Source: nano-vllm#208.
+        waits for what nobody computes any more. Source: the contract (`KVCache.worth_waiting`).
         """
         for aborted_at in range(1, 9):
             options = {"kv_cache": {"block_size": 4}}

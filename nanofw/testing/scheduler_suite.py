@@ -70,7 +70,8 @@ class SchedulerSuite(SchedulerEnds):
     def test_sampled_tokens_survive_preemption(self, depth: int) -> None:
         """With temperature and seeds too, a small pool and a large one, early and late values, give the same tokens.
 
-        Fails if a token is drawn again at another position. Source: transformers#43150.
+        Fails if what was generated is lost, or drawn again at another position. Sources: vllm#16832,
+        transformers#43150.
         """
         params = [SamplingParams(temperature=1.0, top_k=20, seed=i, max_tokens=12) for i in range(5)]
         prompts = [prompt(4, i) for i in range(5)]
@@ -95,7 +96,7 @@ class SchedulerSuite(SchedulerEnds):
     def test_any_number_of_rows_gives_the_same_tokens(self, rows: int) -> None:
         """More requests than rows: the others wait their turn.
 
-        Fails if a request is admitted without a row, or forgotten while it waits. Source: vllm#1534.
+        Fails if a request is admitted without a row, or forgotten while it waits. Source: the contract.
         """
         engine = self.engine(max_num_seqs=rows)
         work = [(prompt(5 + i, i), 1 + i) for i in range(8)]
