@@ -58,10 +58,10 @@ BOXES: dict[str, Box] = {
     "build": Box(("nanofw.build", "nanofw.capacity"), "names to one engine; how large the cache is", 20, 228, 300),
     "plugin host": Box(
         ("nanofw.plugins", "nanofw.hookspecs"),
-        "finds plugins by entry points, before the loop",
-        510,
+        "finds plugins, before the loop begins",
+        490,
         228,
-        300,
+        268,
     ),
     "engine": Box(
         ("nanofw.engine", "nanofw.intake", "nanofw.blame", "nanofw.table", "nanofw.request", "nanofw.text"),
