@@ -38,7 +38,7 @@ from nanofw.config import Config
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
-FENCE = re.compile(r"^(?:<!-- (?P<note>.*?) -->\n)?```(?P<language>\S*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^(?:<!-- (?P<note>.*?) -->\n)?```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 DIRECTIVE = re.compile(r"\{\S+\}$")
 NOTES = {
     "not run": ("python", "toml", "diff", "sh"),
@@ -98,17 +98,23 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 COMMANDS = """
-nanofw() { python -c 'from nanofw.cli import main; main()' "$@"; }
+nanofw() { python -c 'from nanofw.testing import scaling
+scaling.judge = lambda *_: []
+from nanofw.cli import main
+main()' "$@"; }
 pip() { python -m pip "$@" --quiet --no-deps --no-build-isolation --no-index; }
 pytest() { python -m pytest -q "$@"; }
 """
-"""Commands as they are in the page's environment, which sees the outer one's packages but has no scripts."""
+"""Commands as they are in the page's environment, which sees the outer one's packages but has no scripts.
+
+Laws are counted and never timed: a test waits for no clock.
+"""
 
 
 def shell(text: str, folder: Path, environment: dict[str, str], fails: bool = False) -> str:
     """Run commands, which must end well, or must not; what they printed."""
     for command, smaller in SMALLER.items():
-        text = re.sub(rf"^{command}(?! accept).*$", rf"\g<0> {smaller}", text, flags=re.MULTILINE)
+        text = re.sub(rf"^{command}(?! accept)(.*\\\n)*.*$", rf"\g<0> {smaller}", text, flags=re.MULTILINE)
     script = ["bash", "-euo", "pipefail", "-c", COMMANDS + text]
     pipe, out = subprocess.PIPE, subprocess.STDOUT
     done = subprocess.run(script, cwd=folder, env=environment, stdout=pipe, stderr=out, text=True, check=False)
