@@ -38,7 +38,9 @@ from nanofw.config import Config
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
-FENCE = re.compile(r"^(?:<!-- (?P<note>.*?) -->\n)?```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^(?:<!-- (?P<note>.*?) -->\n)?```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 DIRECTIVE = re.compile(r"\{\S+\}$")
 NOTES = {
     "not run": ("python", "toml", "diff", "sh"),
