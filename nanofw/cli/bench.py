@@ -10,7 +10,7 @@ import typer
 
 from nanofw.cli import experiment
 from nanofw.cli.console import quiet_libraries, resolved_lines, stdout, tell
-from nanofw.cli.experiment import BatchSizes, HtmlFile, JsonFile, OutputTokens, PngFile, Prompt, PromptTokens, Quiet
+from nanofw.cli.experiment import BatchSizes, JsonFile, OutputTokens, PngFile, Prompt, PromptTokens, Quiet
 from nanofw.cli.settings import Settings, with_settings
 from nanofw.errors import ConfigError
 from nanofw.report.read import need
@@ -31,7 +31,10 @@ def bench(
     output_tokens: OutputTokens = 128,
     rounds: Annotated[int, typer.Option(metavar="N", help="Measurements of each point.")] = 3,
     json_file: JsonFile = None,
-    html_file: HtmlFile = None,
+    html_file: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page; laws are judged, which takes minutes."),
+    ] = None,
     png_file: PngFile = None,
     quiet: Quiet = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanofw.cli.console import quiet_libraries, stdout, tell
+from nanofw.cli.console import one_thread, quiet_libraries, stdout, tell
 from nanofw.cli.experiment import Quiet
 from nanofw.cli.new import named_kind
 from nanofw.cli.settings import HOST_ONLY, Settings, with_settings
@@ -52,6 +52,7 @@ def check(
     found, backend = _by_path(plugin, wanted) if ":" in plugin else _by_name(plugin, wanted, host)
     options = config.options.get(found, {})
     build_options(backend.Options, options, f'{found} "{plugin}"')
+    one_thread()
     with progress(plugin, quiet) as watch:
         verdict = judge(plugin, found, backend, options, watch)
     show(stdout(), verdict)

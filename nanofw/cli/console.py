@@ -80,3 +80,15 @@ def quiet_libraries() -> None:
         "KINETO_LOG_LEVEL": "99",
     }.items():
         os.environ.setdefault(variable, value)
+
+
+def one_thread() -> None:
+    """Run small work on one thread, unless OMP_NUM_THREADS says otherwise.
+
+    The operations of a tiny model are too small to share out, and threads that wait for each other measure who else
+    uses the machine.
+    """
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanofw.cli.console import status
+from nanofw.cli.console import one_thread, status
 from nanofw.config import Config
 from nanofw.errors import ConfigError
 from nanofw.progress import watching
@@ -34,7 +33,7 @@ Prompt = Annotated[str | None, typer.Option(metavar="TEXT", help="Prompt of ever
 PromptTokens = Annotated[int | None, typer.Option(metavar="N", help="Random prompts of N tokens instead.")]
 OutputTokens = Annotated[int, typer.Option(metavar="N", help="New tokens a request.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write a JSON report.")]
-HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page, with the reasons.")]
+HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page.")]
 PngFile = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write a picture of the scaling.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No live display.")]
 
@@ -95,7 +94,7 @@ def prepare(
     from nanofw.weights import resolve
 
     if quick:
-        _one_thread()
+        one_thread()
     first = combinations(merged)[0]
     host = PluginHost.load(first.disable, first.plugins, first.strict)
     source = resolve(first.model, trust_remote_code=first.trust_remote_code, allow_pickle=first.allow_pickle)
@@ -157,17 +156,6 @@ def _sizes(text: str) -> list[int]:
     if not sizes or sizes[0] < 1:
         raise ConfigError(f"--batch-sizes takes numbers from 1 up, e.g. 1,2,4,8,16; got {text!r}")
     return sizes
-
-
-def _one_thread() -> None:
-    """Run the tiny model on one thread, unless OMP_NUM_THREADS says otherwise.
-
-    Its operations are too small to share out, and threads that wait for each other measure who else uses the machine.
-    """
-    import torch
-
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
 
 
 def check_writable(file: Path | None) -> None:
