@@ -33,7 +33,7 @@ def bench(
     json_file: JsonFile = None,
     html_file: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page; laws are judged, which takes minutes."),
+        typer.Option("--html", metavar="FILE", help="Write a page; judges laws (minutes)."),
     ] = None,
     png_file: PngFile = None,
     quiet: Quiet = False,
