@@ -28,7 +28,7 @@ class CountLaws(Suite):
         whose attention looped over requests in Python made 16 tok/s at batch 1 and 23 at batch 16.
         """
         try:
-            grid = counts_of(self.backend, tuple(self.options.items()))
+            grid = counts_of(self.backend, self.options)
         except PluginError as error:
             pytest.skip(str(error))
         (verdict,) = judge_counts([case], grid)

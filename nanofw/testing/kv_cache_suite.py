@@ -25,6 +25,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from nanofw.batch import NULL_BLOCK
 from nanofw.kv_cache import PAGED_NHD, KVCache, KVCacheSpec
 from nanofw.options import build_options
+from nanofw.testing.count_laws import CountLaws
 from nanofw.testing.kv_cache_base import LAYER
 from nanofw.testing.kv_cache_books import KVCacheBooks
 from nanofw.testing.kv_cache_machine import KVCacheMachine
@@ -33,7 +34,7 @@ from nanofw.testing.kv_cache_served import KVCacheServed
 BLOCK_SIZES = (1, 3, 16, 256)
 
 
-class KVCacheSuite(KVCacheBooks, KVCacheServed):
+class KVCacheSuite(KVCacheBooks, KVCacheServed, CountLaws):
     """No block is lost, owned twice, or written by others."""
 
     @pytest.mark.parametrize("block_size", [1, 3, 16, 64], ids="bs{}".format)

@@ -64,7 +64,7 @@ def judge(component: type[Component], options: Mapping[str, Any] | None = None) 
         PluginError: it cannot serve the small model that its steps are counted with.
     """
     laws = [law for law in component.laws if isinstance(law, CountLaw)]
-    return judge_counts(laws, counts_of(component, tuple((options or {}).items()))) if laws else []
+    return judge_counts(laws, counts_of(component, options or {})) if laws else []
 
 
 def judge_counts(laws: list[CountLaw], grid: Grid) -> list[Verdict]:
@@ -89,14 +89,26 @@ def _verdict(law: CountLaw, fit: Fit) -> Verdict:
     return Verdict(law, False, f"{fit}; {'; '.join(wrong)}. {cause}, or declare {said} in `laws`")
 
 
-@functools.cache
-def counts_of(component: type[Component], options: tuple[tuple[str, Any], ...] = ()) -> Grid:
-    """Counts over the grid: of one layer's attention, or of whole steps with the plugin in a small engine."""
+_counted: dict[tuple[type[Component], str], Grid] = {}
+
+
+def counts_of(component: type[Component], options: Mapping[str, Any]) -> Grid:
+    """Counts over the grid: of one layer's attention, or of whole steps with the plugin in a small engine.
+
+    They are taken once for a class and its options.
+    """
+    key = component, repr(sorted(options.items()))
+    if key not in _counted:
+        _counted[key] = _count(component, dict(options))
+    return _counted[key]
+
+
+def _count(component: type[Component], options: dict[str, Any]) -> Grid:
     if issubclass(component, Attention):
-        return _of_attention(component, dict(options))
+        return _of_attention(component, options)
     if issubclass(component, Model):
-        return _of_model(component, dict(options))
-    return _of_engine(component, dict(options))
+        return _of_model(component, options)
+    return _of_engine(component, options)
 
 
 def _of_attention(component: type[Attention], options: dict[str, Any]) -> Grid:

@@ -14,11 +14,12 @@ its reasons, in all checks but the one that judges refusals.
 
 from __future__ import annotations
 
+from nanofw.testing.count_laws import CountLaws
 from nanofw.testing.model_contract import Contract
 from nanofw.testing.model_invariance import ModelInvariance
 from nanofw.testing.model_matches import Matches
 from nanofw.testing.model_weights import Weights
 
 
-class ModelSuite(Matches, Contract, Weights, ModelInvariance):
+class ModelSuite(Matches, Contract, Weights, ModelInvariance, CountLaws):
     """All checks of a model: the logits of transformers in every kind of step, from every weight, and no state."""

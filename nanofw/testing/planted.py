@@ -17,8 +17,6 @@ The runs are the same each time: Hypothesis draws its cases from a fixed seed he
 
 from __future__ import annotations
 
-import functools
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,7 +54,7 @@ class Fault:
         """Raises AssertionError if no check that the glob names fails, or if the first one fails for another reason."""
         tried = []
         with _same_cases_each_time():
-            for name, check in checks(judge(self.suite, self.backend)):
+            for name, check in judge(self.suite, self.backend).checks():
                 if not matches(self.check, name):
                     continue
                 tried.append(name)
@@ -94,24 +92,6 @@ class Faults(list[Fault]):
 def judge(suite: type[Any], backend: type[Any], **attributes: Any) -> type[Any]:
     """A subclass of `suite` for `backend`, as a test file would write it; pytest does not collect it."""
     return type(backend.__name__, (suite,), {"backend": backend, "__test__": False, **attributes})
-
-
-def checks(suite: type[Any]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Every check of a suite as pytest would name it, and a call without arguments.
-
-    Cases come from `@cases` and from `pytest.mark.parametrize`, ids as pytest makes them.
-    """
-    for name in (name for name in dir(suite) if name.startswith("test_")):
-        check = getattr(suite(), name)
-        if hasattr(check, "make_cases"):
-            for case in check.make_cases(suite):
-                yield f"{name}[{case}]", functools.partial(check, case)
-            continue
-        marks = [(*mark.args, mark.kwargs.get("ids", str)) for mark in getattr(check, "pytestmark", ())]
-        for values in itertools.product(*(given for _, given, _ in marks)):
-            parts = [text(value) for (_, _, text), value in zip(marks, values, strict=True)]
-            named = {argument: value for (argument, _, _), value in zip(marks, values, strict=True)}
-            yield f"{name}[{'-'.join(parts)}]" if parts else name, functools.partial(check, **named)
 
 
 def failure(check: Callable[[], None]) -> str | None:

@@ -15,10 +15,11 @@ memory is poisoned. A small decoder of this package is what runs; `make_model` a
 
 from __future__ import annotations
 
+from nanofw.testing.count_laws import CountLaws
 from nanofw.testing.runner_honest import Honest
 from nanofw.testing.runner_matches import Matches
 from nanofw.testing.runner_memory import Memory
 
 
-class RunnerSuite(Matches, Memory, Honest):
+class RunnerSuite(Matches, Memory, Honest, CountLaws):
     """All checks of a runner: the eager tokens, no byte but its own, and a report that hides nothing."""

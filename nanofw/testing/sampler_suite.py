@@ -23,7 +23,8 @@ import torch
 from nanofw.batch import Sampling
 from nanofw.options import build_options
 from nanofw.sampler import Sampled, Sampler
-from nanofw.testing.suite import Suite, cases
+from nanofw.testing.count_laws import CountLaws
+from nanofw.testing.suite import cases
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TINY = (0.0, 1e-6, 1e-5, 1e-4, 1e-3)
@@ -31,16 +32,18 @@ CHI_SQUARE_7_DF = 24.32
 """A right sampler exceeds it once in a thousand seeds; the seeds here are fixed."""
 
 
-class SamplerSuite(Suite):
+class SamplerSuite(CountLaws):
     """A token depends on its own row alone, and follows the distribution that was asked for.
 
     Attributes a subclass sets:
         backend: the sampler's class.
         device: where to test it; the environment's `NANOFW_TEST_DEVICE` if not given, else the CPU.
+        draws: tokens that are drawn to compare with a distribution; fewer for a backend in an interpreter.
     """
 
     backend: ClassVar[type[Sampler]]
     device: ClassVar[str | None] = None
+    draws: ClassVar[int] = 4096
 
     def sample(self, logits: torch.Tensor, rows: Sequence[dict[str, Any]] | None, logprobs: int = -1) -> Sampled:
         """Tokens of `logits` `[B, V]`; each row's parameters, what is not named being plain greedy with seed 0."""
@@ -186,16 +189,16 @@ class SamplerSuite(Suite):
 
     @cases(lambda suite: (0.5, 1.0, 2.0))
     def test_draws_follow_the_distribution(self, case: float) -> None:
-        """4,096 draws over 8 tokens, by chi-square; so over positions of one seed as over seeds.
+        """`draws` tokens out of 8, by chi-square; so over positions of one seed as over seeds.
 
         Fails for wrong probabilities, and for seeds or positions whose draws hang together. Source: Pearson's test,
         1900.
         """
         logits = torch.linspace(-1.0, 1.0, 8)
-        expected = (logits / case).softmax(0).double() * 4096
+        expected = (logits / case).softmax(0).double() * self.draws
         for vary in ("seed", "position"):
-            rows = [{"temperature": case, "seed": 11, vary: i} for i in range(4096)]
-            counts = torch.tensor(self.tokens(logits.expand(4096, 8), rows)).bincount(minlength=8)
+            rows = [{"temperature": case, "seed": 11, vary: i} for i in range(self.draws)]
+            counts = torch.tensor(self.tokens(logits.expand(self.draws, 8), rows)).bincount(minlength=8)
             statistic = ((counts - expected) ** 2 / expected).sum().item()
             assert statistic < CHI_SQUARE_7_DF, f"{counts.tolist()} instead of {expected.round().tolist()} over {vary}s"
 

@@ -21,11 +21,12 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from nanofw.request import SamplingParams
 from nanofw.testing.audited import audited_steps, check, prompt, run, run_params
+from nanofw.testing.count_laws import CountLaws
 from nanofw.testing.scheduler_ends import SchedulerEnds
 from nanofw.testing.scheduler_machine import SchedulerMachine
 
 
-class SchedulerSuite(SchedulerEnds):
+class SchedulerSuite(SchedulerEnds, CountLaws):
     """Every request gets its tokens, in its turn, whatever the budget, the rows and the pool."""
 
     @pytest.mark.parametrize("depth", [0, 1])

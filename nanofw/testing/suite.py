@@ -13,6 +13,7 @@ each subclass gets its own copy.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -86,14 +87,25 @@ class Suite:
 
     @classmethod
     def checks(cls, name: str = "test_") -> Iterator[tuple[str, Callable[[], None]]]:
-        """Every check whose name starts with `name`, as its test id and a call without arguments."""
+        """Every check whose name starts with `name`, as its test id and a call without arguments.
+
+        Cases come from `@cases` and from `pytest.mark.parametrize`, ids as pytest makes them.
+        """
         for method in (method for method in dir(cls) if method.startswith(name)):
             check = getattr(cls(), method)
             if hasattr(check, "make_cases"):
                 for case in list(check.make_cases(cls))[:: cls.thin]:
                     yield f"{method}[{case}]", functools.partial(check, case)
-            else:
-                yield method, check
+            elif check is not None:  # a subclass switches a check off so
+                yield from _parametrized(method, check)
+
+
+def _parametrized(name: str, check: Any) -> Iterator[tuple[str, Callable[[], None]]]:
+    marks = [(*mark.args, mark.kwargs.get("ids", str)) for mark in getattr(check, "pytestmark", ())]
+    for values in itertools.product(*(given for _, given, _ in marks)):
+        parts = [text(value) for (_, _, text), value in zip(marks, values, strict=True)]
+        named = {argument: value for (argument, _, _), value in zip(marks, values, strict=True)}
+        yield f"{name}[{'-'.join(parts)}]" if parts else name, functools.partial(check, **named)
 
 
 def _bind(cls: type[Suite], check: Any) -> Any:

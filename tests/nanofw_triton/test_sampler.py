@@ -1,4 +1,4 @@
-"""The Triton sampler chooses what the arithmetic in torch chooses."""
+"""The Triton sampler passes the conformance suite, and chooses what the arithmetic in torch chooses."""
 
 import pytest
 import torch
@@ -7,14 +7,27 @@ pytest.importorskip("triton")
 
 from nanofw import draw
 from nanofw.batch import Sampling
+from nanofw.testing import SamplerSuite
 from nanofw_triton.sampler import TritonSampler
+
+
+ON_GPU = torch.cuda.is_available()
+
+
+class TestTritonSampler(SamplerSuite):
+    backend = TritonSampler
+    device = "cuda" if ON_GPU else "cpu"
+    thin = 1 if ON_GPU else 3
+    draws = 4096 if ON_GPU else 256
+    if not ON_GPU:
+        test_count_laws = None  # counted in tests/laws
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("vocab", [10, 300, 4096, 10_000])
 def test_tokens_equal_those_of_torch(vocab, dtype):
     torch.manual_seed(1)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if ON_GPU else "cpu"
     logits = (torch.randn(6, vocab) * 4).to(dtype).to(device)
     logits[0, 3:] = float("-inf")
     sampler = TritonSampler(None)
