@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nanofw.cli.console import one_thread, quiet_libraries, stdout, tell
-from nanofw.cli.experiment import Quiet
+from nanofw.cli.experiment import Quiet, check_writable
 from nanofw.cli.new import named_kind
 from nanofw.cli.settings import HOST_ONLY, Settings, with_settings
 from nanofw.errors import ConfigError, PluginError
@@ -37,6 +37,7 @@ def check(
 
     Example: nanofw check vectorized-gather
     """
+    check_writable(json_file)
     quiet_libraries()
     try:
         from nanofw.testing.verdict import judge
@@ -94,7 +95,7 @@ def _by_path(path: str, wanted: Kind | None) -> tuple[Kind, type[Component]]:
     backend: type[Any] = target
     kind = kind_of(backend)
     if wanted not in (None, kind):
-        raise ConfigError(f"{path} is a {kind}, not a {wanted}")
+        raise ConfigError(f"{path} is of the kind {kind}, not {wanted}")
     if missing := sorted(getattr(backend, "__abstractmethods__", ())):
         raise PluginError(f"{path} does not implement {listing(missing)}")
     if reason := backend.unavailable():

@@ -37,7 +37,7 @@ def show(console: Console, verdict: Verdict) -> None:
     page.add_column()
     rows = (
         ("right?", _right(verdict)),
-        ("laws?", _laws(verdict.laws, "no count law is declared")),
+        ("laws?", _laws(verdict.laws, "not judged" if verdict.notes else "no count law is declared")),
         ("scaling?", _laws(verdict.scaling, _why_not_timed(verdict))),
         ("", [Text(note, style="yellow") for note in verdict.notes]),
         ("what next", [Text(verdict.next_step)]),
@@ -55,7 +55,8 @@ def _right(verdict: Verdict) -> Iterator[Text]:
     cases = Counter(failure.check.partition("[")[0] for failure in verdict.failures)
     for name in list(cases)[:SHOWN]:
         first = next(failure for failure in verdict.failures if failure.check.partition("[")[0] == name)
-        more = f" and {cases[name] - 1} more cases" if cases[name] > 1 else ""
+        others = cases[name] - 1
+        more = f" and {others} more case{'s' if others > 1 else ''}" if others else ""
         yield Text(f"{first.check}{more}", style="red")
         yield Text(f"  {_first_line(first.message)}")
         yield Text(f"  {first.where}", style="dim")
@@ -77,7 +78,9 @@ def _laws(rulings: Sequence[Ruling], none: str) -> Iterator[Text]:
 
 
 def _why_not_timed(verdict: Verdict) -> str:
-    return "no scaling law is declared" if verdict.right else "not timed: a wrong plugin is fast for free"
+    if not verdict.right:
+        return "not timed: a wrong plugin is fast for free"
+    return "not judged" if verdict.notes else "no scaling law is declared"
 
 
 def _first_line(message: str) -> str:

@@ -19,8 +19,9 @@ def stdout() -> Console:
     """A console for results. A file or pipe gets long lines, so that tables stay whole."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=200)
+    plain = {"highlight": False, "markup": False, "emoji": False}  # a name of the user's is printed as it is
+    console = Console(**plain)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(**plain, width=200)
 
 
 @contextmanager

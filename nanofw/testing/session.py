@@ -6,6 +6,7 @@ pytest collects files; here it gets one that holds nothing (`py.typed`), and a c
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,7 +50,8 @@ class Failure:
 
     Attributes:
         check: its test id.
-        message, where: what it said first, and in which line.
+        message: what it said.
+        where: the plugin's own line if the fault was raised in or below it, else the check's.
         purpose: what it is for.
     """
 
@@ -124,8 +126,12 @@ class _Session:
         return module
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out what is judged apart, and remember what each check is for."""
+        """Leave out what is judged apart, put the plainest checks first, and remember what each is for.
+
+        pytest begins with the class that is inherited last; a suite names first what the others build on.
+        """
         items[:] = [item for item in items if not item.name.startswith(JUDGED_APART)]
+        items.sort(key=_group)
         for item in items:
             doc = getattr(item.obj, "__doc__", None) if isinstance(item, pytest.Function) else None
             self._purposes[item.nodeid] = " ".join((doc or "").partition("\n\n")[0].split())
@@ -144,13 +150,31 @@ class _Session:
         elif report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             message = crash.message if crash else str(report.longrepr)
-            where = f"{crash.path}:{crash.lineno}" if crash else ""
+            where = _where(report, self._backend)
             self.outcome.failures.append(Failure(name, message, where, self._purposes.get(report.nodeid, "")))
         elif report.when == "call":
             self.outcome.passed += 1
         if report.when == "teardown":
             self._done += 1
             self._watch(self._done, len(self._purposes))
+
+
+def _group(item: pytest.Item) -> int:
+    """Which of the suite's classes a check is of, in the order in which the suite names them."""
+    cls = getattr(item, "cls", None)
+    suite = cls.__mro__[1:] if cls else ()  # the class of this run has copies of checks that draw their cases
+    name = getattr(item, "originalname", item.name)
+    return next((i for i, base in enumerate(suite) if name in vars(base)), len(suite))
+
+
+def _where(report: pytest.TestReport, backend: type[Component]) -> str:
+    """Where to look for a failure."""
+    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
+    places = [entry.reprfileloc for entry in entries if getattr(entry, "reprfileloc", None)]
+    own = Path(getattr(sys.modules.get(backend.__module__), "__file__", None) or os.devnull).resolve()
+    mine = [place for place in places if Path(place.path).resolve() == own]
+    found = next(iter(mine[-1:] or places[:1]), None)
+    return f"{found.path}:{found.lineno}" if found else ""
 
 
 class _InMemory(pytest.Module):

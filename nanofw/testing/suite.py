@@ -80,6 +80,10 @@ class Suite:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Called by pytest: one test for each case."""
+        if self.backend is None:
+            raise pytest.UsageError(
+                f"{type(self).__name__} does not say what to judge: give it the plugin's class, as in backend = MyPlugin"
+            )
         make = getattr(metafunc.function, "make_cases", None)
         if make is not None:
             found = list(make(type(self)))[:: self.thin]

@@ -10,7 +10,6 @@ from nanofw.batch import Sampling
 from nanofw.testing import SamplerSuite
 from nanofw_triton.sampler import TritonSampler
 
-
 ON_GPU = torch.cuda.is_available()
 
 
