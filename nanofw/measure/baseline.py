@@ -74,30 +74,33 @@ def choose(folder: Path, machine: Mapping[str, Any], waited: float | None = None
         ConfigError: a file in `folder` is not a baseline.
     """
     kind = "GPU" if machine["gpu"] else "CPU"
-    best: tuple[int, Path, Run, list[str]] | None = None
+    best: tuple[int, Path, Run] | None = None
     for file in sorted(folder.glob("*.json")):
         run = read(file)
         there = run["machine_info"]["nanofw"]
         if (there["gpu"] is None) != (machine["gpu"] is None):
             continue
-        other = differences(machine, there)
-        likeness = (slug(there) == slug(machine)) * len(FINGERPRINT) - len(other)
+        likeness = (slug(there) == slug(machine)) * len(FINGERPRINT) - len(differences(machine, there))
         if best is None or likeness > best[0]:
-            best = (likeness, file, run, other)
+            best = (likeness, file, run)
     if best is None:
         return Choice(None, None, False, f"no baseline for a {kind} in {os.path.relpath(folder)}: nothing is compared")
-    _, file, chosen, other = best
-    shares = {"this run": waited, "the baseline's": chosen["nanofw"].get("waited")}
+    _, file, chosen = best
+    return against(file, chosen, machine, waited, f"baseline {file.name}")
+
+
+def against(file: Path, run: Run, machine: Mapping[str, Any], waited: float | None, name: str) -> Choice:
+    """Compare with this run, which `file` holds, and call it `name`. The others: see `choose`."""
+    other = differences(machine, run["machine_info"]["nanofw"])
+    shares = {"this run": waited, "the baseline's": run["nanofw"].get("waited")}
     busy = [f"{what} waited for a processor in {share:.0%} of its time" for what, share in shares.items() if share]
-    if not other and max(share or 0.0 for share in shares.values()) > BUSY:
-        why = (
-            f"baseline {file.name}, same machine, but busy ({', '.join(busy)}): ratios, exponents and counts, no times"
-        )
-        return Choice(file, chosen, False, why)
-    if not other:
-        return Choice(file, chosen, True, f"baseline {file.name}, same machine: times, ratios, exponents and counts")
-    why = f"baseline {file.name}, another machine ({'; '.join(other)}): only ratios, exponents and counts, no times"
-    return Choice(file, chosen, False, why)
+    if other:
+        why = f"another machine ({'; '.join(other)}): only ratios, exponents and counts, no times"
+    elif max(share or 0.0 for share in shares.values()) > BUSY:
+        why = f"same machine, but busy ({', '.join(busy)}): ratios, exponents and counts, no times"
+    else:
+        return Choice(file, run, True, f"{name}, same machine: times, ratios, exponents and counts")
+    return Choice(file, run, False, f"{name}, {why}")
 
 
 def read(file: Path) -> dict[str, Any]:

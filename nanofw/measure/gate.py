@@ -182,10 +182,22 @@ class Gate:
         unmeasured = {key for nodeid, key in self._keys.items() if nodeid not in measured}
         choice = baseline.choose(self.folder / "baselines", run["machine_info"]["nanofw"], self._waited)
         verdict = baseline.judge(run, choice, unmeasured, self._part())
+        if (file := self._compared()) is not None:
+            here = run["machine_info"]["nanofw"]
+            choice = baseline.against(file, baseline.read(file), here, self._waited, f"--benchmark-compare {file.name}")
+            verdict = _both(verdict, baseline.judge(run, choice, unmeasured, self._part()))
         if self._session is not None and self._session.testsfailed:
             failures = [f"{self._session.testsfailed} tests failed", *verdict.failures]
             return Verdict("failed", verdict.basis, failures, verdict.notes, verdict.compared)
         return verdict
+
+    def _compared(self) -> Path | None:
+        """The run that --benchmark-compare names by its file, if it was made under a gate."""
+        named = self._config.getoption("benchmark_compare")
+        file = Path(self._config.invocation_params.dir, named) if isinstance(named, str) else None
+        if file is None or not file.is_file() or '"nanofw"' not in file.read_text(encoding="utf-8"):
+            return None
+        return file
 
     def _unjudged(self) -> str | None:
         bench = self._benchmarks
@@ -211,6 +223,17 @@ class Gate:
 
     def _is_ours(self, item: pytest.Item) -> bool:
         return "benchmark" in getattr(item, "fixturenames", ()) and item.path.is_relative_to(self.folder)
+
+
+def _both(committed: Verdict, named: Verdict) -> Verdict:
+    """What both comparisons say. Only the committed baseline can let a run pass; either can fail it."""
+    return Verdict(
+        "failed" if named.status == "failed" else committed.status,
+        f"{committed.basis}\n{named.basis}",
+        list(dict.fromkeys((*committed.failures, *named.failures))),
+        list(dict.fromkeys((*committed.notes, *named.notes))),
+        max(committed.compared, named.compared),
+    )
 
 
 def _limits(item: pytest.Item) -> dict[str, float | None]:

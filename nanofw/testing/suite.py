@@ -82,7 +82,7 @@ class Suite:
         """Called by pytest: one test for each case."""
         if self.backend is None:
             raise pytest.UsageError(
-                f"{type(self).__name__} does not say what to judge: give it the plugin's class, as in backend = MyPlugin"
+                f"{type(self).__name__} does not say what to judge: give it the plugin's class (backend = MyPlugin)"
             )
         make = getattr(metafunc.function, "make_cases", None)
         if make is not None:
@@ -106,7 +106,7 @@ class Suite:
 
 def _parametrized(name: str, check: Any) -> Iterator[tuple[str, Callable[[], None]]]:
     marks = [(*mark.args, mark.kwargs.get("ids", str)) for mark in getattr(check, "pytestmark", ())]
-    for values in itertools.product(*(given for _, given, _ in marks)):
+    for values in itertools.product(*(possible for _, possible, _ in marks)):
         parts = [text(value) for (_, _, text), value in zip(marks, values, strict=True)]
         named = {argument: value for (argument, _, _), value in zip(marks, values, strict=True)}
         yield f"{name}[{'-'.join(parts)}]" if parts else name, functools.partial(check, **named)

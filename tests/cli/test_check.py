@@ -79,9 +79,9 @@ def page(text: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"": []}
     title = ""
     for line in text.splitlines()[1:]:
-        if named := re.match(r"(right\?|laws\?|scaling\?|what next)\s+", line):
-            title, line = named[1], line[named.end() :]
-        found.setdefault(title, []).append(line.strip())
+        named = re.match(r"(right\?|laws\?|scaling\?|what next)\s+", line)
+        title = named[1] if named else title
+        found.setdefault(title, []).append(line.removeprefix(named[0] if named else "").strip())
     return found
 
 

@@ -243,6 +243,33 @@ def test_compare_survives_a_file_of_another_machine(run, project, pytester):
         result.stderr.fnmatch_lines(["Compared with another machine: torch 0.0, here *"])
 
 
+def test_a_run_named_for_comparison_judges_too(run, project, pytester):
+    """What pytest-benchmark shows, the gate judges: slower, gone, and without a baseline of its own."""
+    run("--benchmark-json=before.json")
+    result = run("--benchmark-compare=before.json")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["no baseline for a *", "--benchmark-compare before.json, same machine: *", "gate: no baseline yet*"]
+    )
+    project(factor=2, name="chunked_prefill")
+    result = run("--benchmark-compare=before.json")
+    assert result.ret == EXIT_CODE
+    result.stdout.fnmatch_lines(
+        [
+            "WORSE test_it.py::test_decode?1?: time 400 ms, baseline 200 ms: worse by 100%*",
+            "WORSE test_it.py::test_prefill: removed or renamed*",
+        ]
+    )
+    with pytest.raises(ConfigError, match="failed the gate"):
+        accept(pytester.path / ".benchmarks/last-run.json", pytester.path / "benchmarks/baselines")
+
+
+def test_a_run_named_for_comparison_cannot_excuse_the_baseline(run, project, pytester, accepted):
+    project(factor=2)
+    assert run("--benchmark-json=slow.json").ret == EXIT_CODE
+    assert run("--benchmark-compare=slow.json").ret == EXIT_CODE
+
+
 def test_the_machine_is_described_the_same_each_time(run, pytester):
     run("--benchmark-json=a.json")
     run("--benchmark-json=b.json", "--benchmark-save=x")
