@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,9 +20,9 @@ def stdout() -> Console:
     """A console for results. A file or pipe gets long lines, so that tables stay whole."""
     from rich.console import Console
 
-    plain = {"highlight": False, "markup": False, "emoji": False}  # a name of the user's is printed as it is
-    console = Console(**plain)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(**plain, width=200)
+    plain = functools.partial(Console, highlight=False, markup=False, emoji=False)  # a user's names stay as they are
+    console = plain()
+    return console if console.is_terminal or "COLUMNS" in os.environ else plain(width=200)
 
 
 @contextmanager
