@@ -132,7 +132,7 @@ def test_wrong_numbers(check: Any) -> None:
     assert "is allowed, at query" in message
     assert re.search(r"testing/attention_matches\.py:\d+$", where)
     assert found["scaling?"] == ["not timed: a wrong plugin is fast for free"]
-    assert found["what next"][0].startswith("Begin with test_decode_matches: one query a request.")
+    assert found["what next"][0].startswith("Begin with test_decode_matches: one query a request")
     written = json.loads(Path("out.json").read_text())
     assert (written["right"], written["good"], written["scaling"]) == (False, False, [])
     assert len(written["failures"]) == int(re.search(r"(\d+) failed", found["right?"][0])[1])
