@@ -97,6 +97,7 @@ class Engine:
     _added: int = 0
     _steps: int = 0
     _fruitless: int = 0
+    _torn: bool = False  # a call broke off, and not everybody has been put back
 
     def __post_init__(self) -> None:
         self._note("nanofw_engine_created", EngineCreated(self))
@@ -142,15 +143,22 @@ class Engine:
         Raises:
             RequestError: the id is in use; the prompt is empty, holds an id outside the vocabulary, or is too long for
                 the model or the KV cache; stop strings without a tokenizer. Nothing else is affected.
+            Exception: whatever a plugin raises, with a note that names it. The request has not been added then.
         """
         params = params or SamplingParams()
+        self._mend()
         self.check(prompt_ids, params)
         if request_id in self.requests:
             raise RequestError(f"request id {request_id!r} is in use by an unfinished request; choose another")
         request = make(self, request_id, prompt_ids, params, number=self._added, prompt=prompt, stream=stream)
         self._added += params.n
-        self.requests[request_id] = request
-        self.scheduler.add(request)
+        try:
+            self.scheduler.add(request)
+            self.requests[request_id] = request
+        except BaseException as error:
+            self.requests.pop(request_id, None)
+            self._broke_off(error, f"when request {request_id!r} was added")
+            raise
         return request
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
@@ -158,24 +166,39 @@ class Engine:
         check(self, prompt_ids, params)
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now, waiting or running. Returns what it had generated; None for an id that is not live."""
+        """End a request now, waiting or running. Returns what it had generated; None for an id that is not live.
+
+        Raises:
+            Exception: whatever a plugin raises, with a note that names it. The request goes on then, as all others do.
+        """
+        self._mend()
         request = self.requests.get(request_id)
         if request is None:
             return None
-        # Called by an observer, in the middle of a step: what the step was about to report is part of this output.
-        late = [o for o in self._ready if o.request_id == request_id and not o.finished]
-        request.told -= sum(len(o.delta) for o in late)
-        self._ready = [o for o in self._ready if o not in late]
+        try:
+            output = self._abort(request)
+        except BaseException as error:
+            self._broke_off(error, f"when request {request_id!r} was aborted")
+            raise
+        self._tell()
+        return output
+
+    def _abort(self, request: Request) -> RequestOutput:
         for sample in request.unfinished:
             self._release(sample)
             self.scheduler.abort(sample)
-            sample.finish_reason = "abort"
-            sample.read_rest()
+        # Called by an observer, in the middle of a step: what the step was about to report is part of this output.
+        late = [o for o in self._ready if o.request_id == request.id and not o.finished]
+        request.told -= sum(len(o.delta) for o in late)
+        self._ready = [o for o in self._ready if o not in late]
         for sample in request.unborn:
             sample.finish_reason = "abort"
+        request.unborn = []
+        for sample in request.unfinished:
+            sample.finish_reason = "abort"
+            sample.read_rest()
         output = RequestOutput.last(request)
         self._forget(request, output)
-        self._tell()
         return output
 
     def step(self) -> list[RequestOutput]:
@@ -191,12 +214,11 @@ class Engine:
                 tokens they have, and may go on with the next call. An error of an observer changes nothing, and the
                 outputs of its step come with the next call.
         """
+        self._mend()
         try:
             self._step()
         except BaseException as error:  # Ctrl-C too
-            self._recover()
-            if note := blame(error, self._parts(), self.plugins):
-                error.add_note(f"{note} in step {self._steps}; all requests were put back and may go on")
+            self._broke_off(error, f"in step {self._steps}")
             raise
         self._tell()
         ready, self._ready = self._ready, []
@@ -298,8 +320,27 @@ class Engine:
         del self.requests[leader.id]
         self._note("nanofw_request_finished", RequestFinished(output))
 
-    def _recover(self) -> None:
-        """A call failed half-way: put every request back with the tokens that were looked at, and start from there."""
+    def _broke_off(self, error: BaseException, where: str) -> None:
+        """Say which plugin raised, and put all requests back."""
+        if note := blame(error, self._parts(), self.plugins):
+            error.add_note(f"{note} {where}; all requests are put back and may go on with the next call")
+        self._torn = True
+        self._mend()
+
+    def _mend(self) -> None:
+        """Put all requests back if a call broke off. What fails in here is begun anew by the next call."""
+        if not self._torn:
+            return
+        try:
+            self._put_back()
+        except BaseException as error:
+            if note := blame(error, self._parts(), self.plugins):
+                error.add_note(f"{note} when all requests were put back; the next call tries again")
+            raise
+        self._torn = False
+
+    def _put_back(self) -> None:
+        """Let every request begin again, with the tokens that were looked at."""
         self._in_flight.clear()
         reported = {output.request_id: output for output in self._ready if output.finished}
         leaders = list(self.requests.values())
