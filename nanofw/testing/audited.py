@@ -7,6 +7,10 @@ wrong context is found at once; and between scheduler and runner an `Auditor` lo
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
+import statistics
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,6 +133,25 @@ def run(engine: Engine, work: Sequence[tuple[Sequence[int], int]]) -> list[Reque
     else:
         pytest.fail(f"unfinished after {bound} steps: {sorted(engine.requests)}")
     return [finished[str(i)] for i in range(len(work))]
+
+
+def grown(engine: Engine, work: Sequence[tuple[Sequence[int], int]], rounds: int = 5) -> float:
+    """Bytes of Python's and numpy's memory that each request leaves behind, as the median of some rounds of `work`.
+
+    As many rounds go before them: what Python and numpy keep at hand for later fills up at first.
+    """
+    assert isinstance(engine.runner, Auditor)
+    engine.runner.keep = False
+    sizes = []
+    tracemalloc.start()
+    try:
+        for _ in range(2 * rounds):
+            run(engine, work)
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    return statistics.median(after - before for before, after in itertools.pairwise(sizes[rounds:])) / len(work)
 
 
 def run_params(
