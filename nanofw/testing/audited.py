@@ -10,7 +10,7 @@ import functools
 import gc
 import itertools
 import statistics
-import tracemalloc
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,23 +135,19 @@ def run(engine: Engine, work: Sequence[tuple[Sequence[int], int]]) -> list[Reque
     return [finished[str(i)] for i in range(len(work))]
 
 
-def grown(engine: Engine, work: Sequence[tuple[Sequence[int], int]], rounds: int = 5) -> float:
-    """Bytes of Python's and numpy's memory that each request leaves behind, as the median of some rounds of `work`.
+def left_behind(engine: Engine, work: Sequence[tuple[Sequence[int], int]], rounds: int = 4) -> float:
+    """Objects that stay in memory for each request of `work`, as the median of some rounds.
 
     As many rounds go before them: what Python and numpy keep at hand for later fills up at first.
     """
     assert isinstance(engine.runner, Auditor)
     engine.runner.keep = False
-    sizes = []
-    tracemalloc.start()
-    try:
-        for _ in range(2 * rounds):
-            run(engine, work)
-            gc.collect()
-            sizes.append(tracemalloc.get_traced_memory()[0])
-    finally:
-        tracemalloc.stop()
-    return statistics.median(after - before for before, after in itertools.pairwise(sizes[rounds:])) / len(work)
+    counts = []
+    for _ in range(2 * rounds):
+        run(engine, work)
+        gc.collect()
+        counts.append(sys.getallocatedblocks())
+    return statistics.median(after - before for before, after in itertools.pairwise(counts[rounds - 1 :])) / len(work)
 
 
 def run_params(

@@ -219,7 +219,7 @@ class KeepsEveryKey(PrefixKVCache):
         super().commit(rows, lengths, tokens_of)
 
 
-@prefix.plant("test_memory_does_not_grow", "bytes are left of each request")
+@prefix.plant("test_memory_does_not_grow", "objects are left of each request")
 class KeepsEveryHit(PrefixKVCache):
     """Writes down what each request has found."""
 

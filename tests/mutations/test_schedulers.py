@@ -142,7 +142,7 @@ class ForgetsWhoWaits(ContinuousScheduler):
             del self.waiting.join
 
 
-@faults.plant("test_memory_does_not_grow", "bytes are left of each request")
+@faults.plant("test_memory_does_not_grow", "objects are left of each request")
 class CountsByName(ContinuousScheduler):
     """Keeps a number for each request that it has ever seen."""
 
