@@ -53,4 +53,6 @@ def test_soak(scheduler, kv_cache, depth, runner):
     if scheduler == "continuous":
         assert soak.counts["put back"] > 30
     if runner == "cuda-graph":
-        assert engine.runner.report.fallbacks, "more requests than the largest bucket holds were meant to decode at once"
+        assert engine.runner.report.fallbacks, (
+            "more requests than the largest bucket holds were meant to decode at once"
+        )
