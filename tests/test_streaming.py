@@ -141,6 +141,21 @@ def test_abort_in_the_middle_of_a_character(engine, depth):
     assert "".join([*pieces, output.delta]) == output.outputs[0].text == "a" + REPLACEMENT
 
 
+def test_abort_from_an_observer_with_text_ready(engine):
+    """What the step was about to report is in the delta of the abort, once."""
+    running, aborted = engine(), []
+
+    def abort(*, event):
+        if event.output.request_id == "first":
+            aborted.append(running.abort("second"))
+
+    running.observers["nanofw_request_finished"] = abort
+    for name, count in (("first", 2), ("second", 9)):
+        running.add(name, PROMPT, greedy(count))
+    pieces = [output.delta for output in running.run() if output.request_id == "second"]
+    assert (pieces, aborted[0].delta, aborted[0].outputs[0].text) == (["G"], "r", "Gr")
+
+
 def test_not_streamed_is_the_same_text(engine):
     """Stop strings are watched for, and text is complete, whether anybody listens or not."""
     quiet = engine()
