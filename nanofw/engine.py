@@ -280,7 +280,7 @@ class Engine:
                 self._finish(request, "stop" if stopped[i] or request.stopped else request.limit_reason)
             elif request.stream:
                 request.output_ids = table.output_ids(request.row, len(request.prompt_ids))
-                self._ready.append(RequestOutput.of(request))
+                self._report(request, RequestOutput.of(request))
         self.scheduler.update(finished)
         self._after(flight, len(rows))
 
@@ -291,6 +291,11 @@ class Engine:
             if len(request.prompt_logprobs) == scoring.positions[i]:
                 request.prompt_logprobs.append(scores.logprob(int(i), request.params.prompt_logprobs))
         self.table.scored[live] = [request.scored for request in self.table.requests[live]]
+
+    def _report(self, request: Request, output: RequestOutput) -> None:
+        """Have an output of one sample ready."""
+        self._ready.append(output)
+        request.told = len(output.outputs[0].text)
 
     def _release(self, request: Request) -> None:
         """Give back the request's row and blocks, if it has them."""
@@ -309,7 +314,7 @@ class Engine:
         request.finish_reason = reason
         request.read_rest()
         if request.samples and request.stream:
-            self._ready.append(RequestOutput.of(request))
+            self._report(request, RequestOutput.of(request))
         leader = request.leader
         if not (leader.unborn or leader.unfinished):
             output = RequestOutput.last(leader)
@@ -344,7 +349,9 @@ class Engine:
         self._in_flight.clear()
         reported = {output.request_id: output for output in self._ready if output.finished}
         leaders = list(self.requests.values())
+        told = {(o.request_id, o.outputs[0].index): len(o.outputs[0].text) for o in self._ready if not o.finished}
         for sample in (sample for leader in leaders for sample in leader.samples or (leader,)):
+            sample.told = told.get((sample.id, sample.index), sample.told)
             if sample.row >= 0:
                 sample.output_ids = self.table.output_ids(sample.row, len(sample.prompt_ids))
                 sample.preemptions += 1
@@ -362,6 +369,8 @@ class Engine:
                     self._begin_others(sample)
                 self._finish(sample, reason)
             if leader.id in self.requests and not (leader.unborn or leader.unfinished):  # broke off as it ended
+                for sample in leader.samples or (leader,):
+                    sample.read_rest()
                 output = reported.get(leader.id) or RequestOutput.last(leader)
                 self._ready += [output] if leader.id not in reported else []
                 self._forget(leader, output)

@@ -223,11 +223,10 @@ class Request:
             return "stop"
         return self.limit_reason if self.length >= self.limit else None
 
-    def take_delta(self) -> str:
-        """Text that is new since this was last asked."""
-        new = self.text[self.told :]
-        self.told += len(new)
-        return new
+    @property
+    def delta(self) -> str:
+        """Text that no output has reported yet."""
+        return self.text[self.told :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +292,7 @@ class RequestOutput:
     def of(cls, request: Request) -> RequestOutput:
         """What there is to report of one sample, and of a request that has no more than one."""
         finished = request.finish_reason is not None and not request.samples
-        return cls._of(request, (request,), finished, request.take_delta())
+        return cls._of(request, (request,), finished, request.delta)
 
     @classmethod
     def last(cls, leader: Request) -> RequestOutput:
