@@ -191,11 +191,11 @@ class Engine:
         late = [o for o in self._ready if o.request_id == request.id and not o.finished]
         request.told -= sum(len(o.delta) for o in late)
         self._ready = [o for o in self._ready if o not in late]
-        for sample in request.unborn:
-            sample.finish_reason = "abort"
+        ending = request.unfinished + request.unborn
         request.unborn = []
-        for sample in request.unfinished:
+        for sample in ending:
             sample.finish_reason = "abort"
+        for sample in ending:
             sample.read_rest()
         output = RequestOutput.last(request)
         self._forget(request, output)
@@ -315,6 +315,7 @@ class Engine:
         request.read_rest()
         if request.samples and request.stream:
             self._report(request, RequestOutput.of(request))
+        request.over = True
         leader = request.leader
         if not (leader.unborn or leader.unfinished):
             output = RequestOutput.last(leader)
@@ -349,9 +350,12 @@ class Engine:
         self._in_flight.clear()
         reported = {output.request_id: output for output in self._ready if output.finished}
         leaders = list(self.requests.values())
-        told = {(o.request_id, o.outputs[0].index): len(o.outputs[0].text) for o in self._ready if not o.finished}
+        told = {(o.request_id, o.outputs[0].index): o.outputs[0] for o in self._ready if not o.finished}
         for sample in (sample for leader in leaders for sample in leader.samples or (leader,)):
-            sample.told = told.get((sample.id, sample.index), sample.told)
+            if output := told.get((sample.id, sample.index)):
+                sample.told, sample.over = len(output.text), output.finish_reason is not None
+            if not sample.over and sample.finish_reason != "abort":
+                sample.finish_reason = None
             if sample.row >= 0:
                 sample.output_ids = self.table.output_ids(sample.row, len(sample.prompt_ids))
                 sample.preemptions += 1
