@@ -352,8 +352,8 @@ class Engine:
         leaders = list(self.requests.values())
         told = {(o.request_id, o.outputs[0].index): o.outputs[0] for o in self._ready if not o.finished}
         for sample in (sample for leader in leaders for sample in leader.samples or (leader,)):
-            if output := told.get((sample.id, sample.index)):
-                sample.told, sample.over = len(output.text), output.finish_reason is not None
+            if last := told.get((sample.id, sample.index)):
+                sample.told, sample.over = len(last.text), last.finish_reason is not None
             if not sample.over and sample.finish_reason != "abort":
                 sample.finish_reason = None
             if sample.row >= 0:
