@@ -130,7 +130,8 @@ class Request:
         finish_reason: why it ended, or None.
         stream: whether every step that yields a token yields a `RequestOutput`.
         prompt_logprobs: those that have been computed, of the first tokens of the prompt; none of the very first.
-        told: characters of its text that outputs have reported. over: its end has been reported too.
+        told: characters of its text that outputs have reported.
+        over: its end has been reported, too.
         number: counts requests as they arrive.
         index: which of the n samples it is.
         samples, unborn: all n of them, if n > 1; those that have not begun.
