@@ -97,6 +97,7 @@ class Engine:
     _added: int = 0
     _steps: int = 0
     _fruitless: int = 0
+    _torn: bool = False  # a call broke off, and not everybody has been put back
 
     def __post_init__(self) -> None:
         self._note("nanofw_engine_created", EngineCreated(self))
@@ -142,15 +143,22 @@ class Engine:
         Raises:
             RequestError: the id is in use; the prompt is empty, holds an id outside the vocabulary, or is too long for
                 the model or the KV cache; stop strings without a tokenizer. Nothing else is affected.
+            Exception: whatever a plugin raises, with a note that names it. The request has not been added then.
         """
         params = params or SamplingParams()
+        self._mend()
         self.check(prompt_ids, params)
         if request_id in self.requests:
             raise RequestError(f"request id {request_id!r} is in use by an unfinished request; choose another")
         request = make(self, request_id, prompt_ids, params, number=self._added, prompt=prompt, stream=stream)
         self._added += params.n
-        self.requests[request_id] = request
-        self.scheduler.add(request)
+        try:
+            self.scheduler.add(request)
+            self.requests[request_id] = request
+        except BaseException as error:
+            self.requests.pop(request_id, None)
+            self._broke_off(error, f"when request {request_id!r} was added")
+            raise
         return request
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
@@ -158,24 +166,39 @@ class Engine:
         check(self, prompt_ids, params)
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now, waiting or running. Returns what it had generated; None for an id that is not live."""
+        """End a request now, waiting or running. Returns what it had generated; None for an id that is not live.
+
+        Raises:
+            Exception: whatever a plugin raises, with a note that names it. The request goes on then, as all others do.
+        """
+        self._mend()
         request = self.requests.get(request_id)
         if request is None:
             return None
-        # Called by an observer, in the middle of a step: what the step was about to report is part of this output.
-        late = [o for o in self._ready if o.request_id == request_id and not o.finished]
-        request.told -= sum(len(o.delta) for o in late)
-        self._ready = [o for o in self._ready if o not in late]
+        try:
+            output = self._abort(request)
+        except BaseException as error:
+            self._broke_off(error, f"when request {request_id!r} was aborted")
+            raise
+        self._tell()
+        return output
+
+    def _abort(self, request: Request) -> RequestOutput:
         for sample in request.unfinished:
             self._release(sample)
             self.scheduler.abort(sample)
+        # Called by an observer, in the middle of a step: what the step was about to report is part of this output.
+        late = [o for o in self._ready if o.request_id == request.id and not o.finished]
+        request.told -= sum(len(o.delta) for o in late)
+        self._ready = [o for o in self._ready if o not in late]
+        ending = request.unfinished + request.unborn
+        request.unborn = []
+        for sample in ending:
             sample.finish_reason = "abort"
+        for sample in ending:
             sample.read_rest()
-        for sample in request.unborn:
-            sample.finish_reason = "abort"
         output = RequestOutput.last(request)
         self._forget(request, output)
-        self._tell()
         return output
 
     def step(self) -> list[RequestOutput]:
@@ -191,12 +214,11 @@ class Engine:
                 tokens they have, and may go on with the next call. An error of an observer changes nothing, and the
                 outputs of its step come with the next call.
         """
+        self._mend()
         try:
             self._step()
         except BaseException as error:  # Ctrl-C too
-            self._recover()
-            if note := blame(error, self._parts(), self.plugins):
-                error.add_note(f"{note} in step {self._steps}; all requests were put back and may go on")
+            self._broke_off(error, f"in step {self._steps}")
             raise
         self._tell()
         ready, self._ready = self._ready, []
@@ -258,7 +280,7 @@ class Engine:
                 self._finish(request, "stop" if stopped[i] or request.stopped else request.limit_reason)
             elif request.stream:
                 request.output_ids = table.output_ids(request.row, len(request.prompt_ids))
-                self._ready.append(RequestOutput.of(request))
+                self._report(request, RequestOutput.of(request))
         self.scheduler.update(finished)
         self._after(flight, len(rows))
 
@@ -269,6 +291,11 @@ class Engine:
             if len(request.prompt_logprobs) == scoring.positions[i]:
                 request.prompt_logprobs.append(scores.logprob(int(i), request.params.prompt_logprobs))
         self.table.scored[live] = [request.scored for request in self.table.requests[live]]
+
+    def _report(self, request: Request, output: RequestOutput) -> None:
+        """Have an output of one sample ready."""
+        self._ready.append(output)
+        request.told = len(output.outputs[0].text)
 
     def _release(self, request: Request) -> None:
         """Give back the request's row and blocks, if it has them."""
@@ -287,7 +314,8 @@ class Engine:
         request.finish_reason = reason
         request.read_rest()
         if request.samples and request.stream:
-            self._ready.append(RequestOutput.of(request))
+            self._report(request, RequestOutput.of(request))
+        request.over = True
         leader = request.leader
         if not (leader.unborn or leader.unfinished):
             output = RequestOutput.last(leader)
@@ -298,12 +326,36 @@ class Engine:
         del self.requests[leader.id]
         self._note("nanofw_request_finished", RequestFinished(output))
 
-    def _recover(self) -> None:
-        """A call failed half-way: put every request back with the tokens that were looked at, and start from there."""
+    def _broke_off(self, error: BaseException, where: str) -> None:
+        """Say which plugin raised, and put all requests back."""
+        if note := blame(error, self._parts(), self.plugins):
+            error.add_note(f"{note} {where}; all requests are put back and may go on with the next call")
+        self._torn = True
+        self._mend()
+
+    def _mend(self) -> None:
+        """Put all requests back if a call broke off. What fails in here is begun anew by the next call."""
+        if not self._torn:
+            return
+        try:
+            self._put_back()
+        except BaseException as error:
+            if note := blame(error, self._parts(), self.plugins):
+                error.add_note(f"{note} when all requests were put back; the next call tries again")
+            raise
+        self._torn = False
+
+    def _put_back(self) -> None:
+        """Let every request begin again, with the tokens that were looked at."""
         self._in_flight.clear()
         reported = {output.request_id: output for output in self._ready if output.finished}
         leaders = list(self.requests.values())
+        told = {(o.request_id, o.outputs[0].index): o.outputs[0] for o in self._ready if not o.finished}
         for sample in (sample for leader in leaders for sample in leader.samples or (leader,)):
+            if last := told.get((sample.id, sample.index)):
+                sample.told, sample.over = len(last.text), last.finish_reason is not None
+            if not sample.over and sample.finish_reason != "abort":
+                sample.finish_reason = None
             if sample.row >= 0:
                 sample.output_ids = self.table.output_ids(sample.row, len(sample.prompt_ids))
                 sample.preemptions += 1
@@ -321,6 +373,8 @@ class Engine:
                     self._begin_others(sample)
                 self._finish(sample, reason)
             if leader.id in self.requests and not (leader.unborn or leader.unfinished):  # broke off as it ended
+                for sample in leader.samples or (leader,):
+                    sample.read_rest()
                 output = reported.get(leader.id) or RequestOutput.last(leader)
                 self._ready += [output] if leader.id not in reported else []
                 self._forget(leader, output)

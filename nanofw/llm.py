@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import Any, NamedTuple, Protocol
 
 from nanofw.build import build_engine
 from nanofw.config import Config
@@ -13,7 +14,7 @@ from nanofw.engine import Engine
 from nanofw.errors import EngineError, RequestError
 from nanofw.model import Model
 from nanofw.plugins import PluginHost
-from nanofw.request import Request, RequestOutput, SamplingParams
+from nanofw.request import RequestOutput, SamplingParams
 from nanofw.weights import ModelSource, resolve
 
 Prompt = str | Sequence[int]
@@ -27,6 +28,14 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...  # noqa: D102
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...  # noqa: D102
     def apply_chat_template(self, messages: Any, **kwargs: Any) -> Any: ...  # noqa: D102
+
+
+class Asked(NamedTuple):
+    """One prompt of a call, checked."""
+
+    ids: list[int]
+    params: SamplingParams
+    text: str | None
 
 
 class LLM:
@@ -91,15 +100,16 @@ class LLM:
         Raises:
             RequestError: one of the prompts can never run; none is started then.
         """
-        requests = self._add(prompts, params, stream=False)
-        finished = {o.request_id: o for o in self._outputs(requests)}
-        return [finished[r.id] for r in requests]
+        work = self._check(prompts, params)
+        with closing(self._outputs(work, stream=False)) as outputs:
+            finished = {o.request_id: o for o in outputs}
+        return [finished[name] for name in work]
 
     def stream(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Iterator[RequestOutput]:
         """Like `generate`, yielding an output of a request whenever it has a new token; `delta` is its new text."""
-        yield from self._outputs(self._add(prompts, params, stream=True))
+        yield from self._outputs(self._check(prompts, params), stream=True)
 
     def chat_prompt(self, messages: str | Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for an answer. A text is one user message."""
@@ -110,15 +120,16 @@ class LLM:
         ids: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         return ids
 
-    def _add(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, stream: bool
-    ) -> list[Request]:
+    def _check(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> dict[str, Asked]:
+        """What is asked, under the ids that the requests will have."""
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         many: Sequence[Any] = [prompts] if single else prompts
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
             raise RequestError(f"{len(many)} prompts and {len(each)} SamplingParams: give one, or one for each prompt")
-        work = []
+        work = {}
         for number, (prompt, given) in enumerate(zip(many, each, strict=True)):
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
             how = given or SamplingParams()
@@ -126,20 +137,23 @@ class LLM:
                 self.engine.check(ids, how)
             except RequestError as error:
                 raise RequestError(f"prompt {number}: {error}") from None
-            work.append((ids, how, prompt if isinstance(prompt, str) else None))
-        return [
-            self.engine.add(f"llm-{next(self._ids)}", ids, how, prompt=text, stream=stream) for ids, how, text in work
-        ]
+            name = next(name for n in self._ids if (name := f"llm-{n}") not in self.engine.requests)
+            work[name] = Asked(ids, how, prompt if isinstance(prompt, str) else None)
+        return work
 
-    def _outputs(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
-        """Step until `requests` have ended, yielding their outputs.
+    def _outputs(self, work: Mapping[str, Asked], stream: bool) -> Generator[RequestOutput, None, None]:
+        """Add requests and step until they have ended, yielding their outputs.
 
         What a step brings for another call that is under way (`generate` inside a loop over `stream`) is kept for it.
+        Whatever ends the call early (an error, Ctrl-C, a consumer that stopped listening), it leaves nothing behind.
         """
         inbox: deque[RequestOutput] = deque()
-        self._inboxes |= dict.fromkeys((r.id for r in requests), inbox)
-        unfinished = len(requests)
-        try:
+        unfinished = len(work)
+        with ExitStack() as leaving:
+            for name, (ids, how, text) in work.items():
+                leaving.callback(self._leave, name)
+                self._inboxes[name] = inbox
+                self.engine.add(name, ids, how, prompt=text, stream=stream)
             while unfinished:
                 if inbox:
                     output = inbox.popleft()
@@ -149,18 +163,14 @@ class LLM:
                     self._step()
                 else:
                     raise EngineError(f"{unfinished} requests of this call were ended by somebody else")
-        finally:
-            for request in requests:
-                del self._inboxes[request.id]
-            self._abort(requests)
+
+    def _leave(self, name: str) -> None:
+        if self._inboxes.pop(name, None) is not None:
+            self.engine.abort(name)
 
     def _step(self) -> None:
         for output in self.engine.step():
             if (inbox := self._inboxes.get(output.request_id)) is not None:
                 inbox.append(output)
-
-    def _abort(self, requests: Sequence[Request]) -> None:
-        """Whatever ended a call early (an error, Ctrl-C, a consumer that stopped listening): leave nothing behind."""
-        for request in requests:
-            if self.engine.requests.get(request.id) is request:
-                self.engine.abort(request.id)
+                if output.finished:
+                    del self._inboxes[output.request_id]

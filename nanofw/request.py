@@ -131,6 +131,7 @@ class Request:
         stream: whether every step that yields a token yields a `RequestOutput`.
         prompt_logprobs: those that have been computed, of the first tokens of the prompt; none of the very first.
         told: characters of its text that outputs have reported.
+        over: its end has been reported, too.
         number: counts requests as they arrive.
         index: which of the n samples it is.
         samples, unborn: all n of them, if n > 1; those that have not begun.
@@ -153,6 +154,7 @@ class Request:
     cached_tokens: int = 0
     preemptions: int = 0
     told: int = 0
+    over: bool = False
     finish_reason: FinishReason | None = None
     number: int = 0
     index: int = 0
@@ -223,11 +225,10 @@ class Request:
             return "stop"
         return self.limit_reason if self.length >= self.limit else None
 
-    def take_delta(self) -> str:
-        """Text that is new since this was last asked."""
-        new = self.text[self.told :]
-        self.told += len(new)
-        return new
+    @property
+    def delta(self) -> str:
+        """Text that no output has reported yet."""
+        return self.text[self.told :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +294,7 @@ class RequestOutput:
     def of(cls, request: Request) -> RequestOutput:
         """What there is to report of one sample, and of a request that has no more than one."""
         finished = request.finish_reason is not None and not request.samples
-        return cls._of(request, (request,), finished, request.take_delta())
+        return cls._of(request, (request,), finished, request.delta)
 
     @classmethod
     def last(cls, leader: Request) -> RequestOutput:

@@ -1,13 +1,17 @@
-"""Faults that users of other engines reported, cases A3 to A9, whatever is switched on.
+"""Faults that users of other engines reported, cases A2 to A9, whatever is switched on.
 
 The prefix cache on and off, static buffers (what a graph replays) on and off, prompts in chunks and in one piece, a
 step in flight or none. What comes out is compared with the model's own tokens, or with the same request alone in the
 plainest engine. Cases that concern a single kernel, sampler or checkpoint are in the suites and beside their plugins.
 """
 
+import copy
+import dataclasses
 import functools
 import itertools
+import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +19,9 @@ import nanofw
 from nanofw import LLM, Config, PluginHost, SamplingParams
 from nanofw.build import build_engine
 from nanofw.errors import RequestError
+from nanofw.testing.attention_memory import FAR, far_kv
 from nanofw.testing.audited import audited_engine, check, context_model, nothing_left, prompt, run
+from nanofw.testing.cases import Case
 from nanofw.testing.ledger import Ledger
 from nanofw.testing.null import NullModel, NullSource
 from nanofw.testing.plain_attention import PlainAttention
@@ -120,6 +126,26 @@ def assert_same(output, expected):
         assert one.logprob == pytest.approx(other.logprob, abs=2e-4)
 
 
+def test_a2_blocks_beyond_int32(switches, models, alone):
+    """Blocks from the fourth on begin beyond element 2**31 of each layer; those before it, where a wrap might lead,
+    are somebody else's.
+    """
+    how = greedy(6, ignore_eos=True, logprobs=1)
+    llm = switches.llm("dummy:tiny", models, kv_blocks=12)
+    cache = llm.engine.kv_cache
+    spec = cache.layers[0].spec
+    case = Case((1,), heads=spec.num_heads, kv_heads=spec.num_kv_heads, head_size=spec.head_size, block_size=16)
+    stride = FAR // 4 + 16 * spec.num_kv_heads * spec.head_size
+    far = [far_kv(case, torch.device("cpu"), stride, cache.num_blocks) for _ in cache.layers]
+    cache.layers = [dataclasses.replace(one, index=i, spec=cache.layers[i].spec) for i, one in enumerate(far)]
+    prompts = [prompt(40, 0), prompt(40, 1), prompt(16, 2)]
+    for _ in range(1 + switches.prefix):
+        for tokens, output in zip(prompts, llm.generate(prompts, how), strict=True):
+            assert_same(output, alone("dummy:tiny", tokens, how))
+    written = [bool(one.key[block].any()) for one in far for block in range(1, 8)]
+    assert sum(written) >= 6 * len(far), "the far blocks were meant to be used"
+
+
 @pytest.mark.parametrize("name", ["dummy:gemma-tiny", "dummy:gemma3-tiny"])
 def test_a3_windows_and_caps(switches, models, alone, name):
     """Windows of 16 in some layers, shorter than the prompts and grown past in decode; capped scores."""
@@ -153,7 +179,7 @@ def test_a4_only_live_slots_are_written(switches, live):
         return pending
 
     engine.runner.inner.submit = watched
-    work = [(prompt(17 + i, i), 6) for i in range(live)]
+    work = [([max(token, 1) for token in prompt(17 + i, i)], 6) for i in range(live)]  # padding would write a 0
     check(engine, work, run(engine, work))
     blocks = {slot // 16 for slot in used}
     assert blocks == set(range(1, live * 2 + 1)) or (switches.chunked and blocks >= {1, 2, 3, 4})
@@ -168,12 +194,30 @@ def test_a5_the_whole_prompt_is_cached(switches):
     """Three times one after another, then two in one step: never more than all but the last token is found."""
     engine = switches.engine()
     for length in (15, 16, 17, 32, 33):
-        work, hits = [(prompt(length, length), 5)], []
+        work, hits, layer = [(prompt(length, length), 5)], [], engine.kv_cache.layers[0]
         for batch in (work, work, work, work * 2):
             outputs = run(engine, batch)
             check(engine, batch, outputs)
             hits += [output.cached_tokens for output in outputs]
+            pools = layer.key.flatten(0, 1), layer.value.flatten(0, 1)
+            if len(hits) == 1:
+                slots = np.concatenate([step.slot_mapping for step in engine.runner.steps])
+                shared = slots[: (length - 1) // 16 * 16]
+                before = [pool[shared].clone() for pool in pools]
+            elif switches.prefix:
+                assert all(torch.equal(pool[shared], old) for pool, old in zip(pools, before, strict=True))
+        engine.runner.steps.clear()
         assert hits == [0] + [(length - 1) // 16 * 16 * switches.prefix] * 4
+
+
+def test_a5_logprobs_of_a_cached_prompt(switches, models, alone):
+    """With a real model: the tokens and log-probabilities of a fresh run, each time."""
+    llm, how = switches.llm("dummy:tiny", models), greedy(5, ignore_eos=True, logprobs=2)
+    for length in (15, 16, 17, 32, 33):
+        for times in (1, 1, 1, 2):
+            for output in llm.generate([prompt(length, length)] * times, how):
+                assert_same(output, alone("dummy:tiny", prompt(length, length), how))
+    nothing_left(llm.engine)
 
 
 def test_a5_a_common_beginning_in_one_step(switches):
@@ -199,12 +243,12 @@ def test_a6_larger_than_the_pool(switches):
 
 def test_a6_together_larger_than_the_pool(switches):
     """Put back, once and again and again: the tokens of an ample pool."""
-    for blocks in (14, 8):
+    for count, tokens, blocks, times in ((4, 14, 14, 1), (8, 20, 10, 2)):
         engine = switches.engine(block_size=4, kv_blocks=blocks)
-        work = [(prompt(5 + i, i), 14) for i in range(4)]
+        work = [(prompt(5 + i, i), tokens) for i in range(count)]
         outputs = run(engine, work)
         check(engine, work, outputs)
-        assert sum(o.preemptions for o in outputs) > 0
+        assert max(o.preemptions for o in outputs) >= times
 
 
 def test_a7_an_id_twice(switches):
@@ -228,6 +272,21 @@ def test_a7_everything_comes_back(switches):
     engine = switches.engine(kv_blocks=24)
     work = [(prompt(30, i % 7)[: 1 + i * 7 % 30], 1 + i % 6) for i in range(200)]
     check(engine, work, run(engine, work))
+
+
+def test_a7_generate_twice(switches, models):
+    """Order and count kept, each call its own ids and outputs, and the model's config as it was."""
+    llm = switches.llm("dummy:tiny", models)
+    before = copy.deepcopy(llm.source.config.to_dict())
+    prompts = [prompt(length, 0) for length in (20, 3, 17, 9)]
+    how = [greedy(count, ignore_eos=True) for count in (9, 1, 5, 3)]
+    first, second = llm.generate(prompts, how), llm.generate(prompts[1:3], how[1:3])
+    assert [list(o.prompt_token_ids) for o in first] == prompts
+    assert [len(o.outputs[0].token_ids) for o in first] == [9, 1, 5, 3]
+    assert [o.outputs for o in second] == [o.outputs for o in first[1:3]]
+    assert not {o.request_id for o in first} & {o.request_id for o in second}
+    assert llm.source.config.to_dict() == before
+    nothing_left(llm.engine)
 
 
 TEXT = "é, 你好 🇩🇪 👨‍👩‍👧‍👦 e\u0301"
@@ -311,6 +370,49 @@ def test_a9_tiny_temperatures(switches, models, alone):
     one, *others = [[entry.logprob for entry in output.outputs[0].logprobs] for output in outputs[-3:]]
     for other in others:
         assert one == pytest.approx(other, abs=1e-5)
+
+
+class Peaked(NullModel):
+    """Half-precision logits whose maxima are 11 and 40 in turn, each twice; never at id 0."""
+
+    def forward(self, batch, attention, kv):
+        logits = super().forward(batch, attention, kv)
+        at = batch.positions[batch.logits_indices]
+        rows, best = torch.arange(len(at)), self.best(at)
+        for token in (best, best + 5):
+            logits[rows, token] = torch.where(at % 2 == 0, 11.0, 40.0).to(logits.dtype)
+        return logits
+
+    @staticmethod
+    def best(position):
+        return position * 13 % 100 + 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a9_tiny_temperatures_in_half_precision(switches, dtype):
+    """The largest, exact ties by the lower id where the temperature is 0; nothing that is not finite; rows at 1.0 are
+    what they are alone.
+    """
+    source = NullSource()
+    settings = {"device": "cpu", "kv_blocks": 64, "max_model_len": 256} | switches.settings()
+    engine = build_engine(Config.build(settings), host(), source, Peaked(source, dtype))
+    rest = {"max_tokens": 8, "seed": 3, "logprobs": 2}
+    how = [SamplingParams(temperature=t, **rest) for t in (0, 1e-6, 1.0, 1e-5, 0, 1e-4, 1e-3, 1.0)]
+    for name, params in enumerate(how):
+        engine.add(str(name), [1, 2, 3], params, stream=False)
+    found = {output.request_id: output.outputs[0] for output in engine.run()}
+    engine.add("alone", [1, 2, 3], SamplingParams(temperature=1.0, **rest), stream=False)
+    (alone,) = [output.outputs[0] for output in engine.run()]
+    for name, params in enumerate(how):
+        output = found[str(name)]
+        best = Peaked.best(torch.arange(2, 10)).tolist()
+        assert all(math.isfinite(value) for entry in output.logprobs for _, value in entry.top)
+        if params.temperature == 1.0:
+            assert output == alone
+        elif params.temperature == 0:
+            assert list(output.token_ids) == best
+        else:
+            assert all(token - low in (0, 5) for token, low in zip(output.token_ids, best, strict=True))
 
 
 def test_nothing_of_it_was_left_out():

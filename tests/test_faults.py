@@ -11,8 +11,11 @@ from nanofw.testing.ledger import Ledger
 CALLS = [
     ("scheduler", "schedule"),
     ("scheduler", "update"),
+    ("scheduler", "add"),
     ("kv_cache", "allocate"),
     ("kv_cache", "match_prefix"),
+    ("kv_cache", "worth_waiting"),
+    ("kv_cache", "fork"),
     ("kv_cache", "commit"),
     ("kv_cache", "free"),
     ("runner", "submit"),
@@ -31,7 +34,7 @@ class Fault(Exception):
 
 @pytest.fixture
 def ledger(monkeypatch):
-    """Five requests, streamed, sampled or with logprobs, in an engine whose pool is too small for them."""
+    """Six requests, streamed, sampled, forked or with logprobs, in an engine whose pool is too small for them."""
 
     def build(depth, kv_cache="paged"):
         host = PluginHost.load(only=("basics", "gather"))
@@ -48,6 +51,7 @@ def ledger(monkeypatch):
         for i in range(5):
             how = SamplingParams(temperature=i % 2, seed=i, max_tokens=9 + i, logprobs=2 if i == 3 else None)
             book.add(str(i), prompt(9, i // 2)[: 5 + i], how, stream=bool(i % 3))  # twos begin alike
+        book.add("forked", prompt(7, 9), SamplingParams(n=2, seed=7, max_tokens=6))
         return book
 
     return build
@@ -83,6 +87,7 @@ def test_a_plugin_that_raises_once(ledger, monkeypatch, kind, method, depth, kv_
     """At its first call, at a later one, in the middle of everything: every request still gets its tokens."""
     for number in (1, 2, 5, 13):
         book = ledger(depth, kv_cache)
+        book.one_by_one = method not in ("add", "free")  # called between two looks at the tokens of a step
         with monkeypatch.context() as patch:
             calls = fail_at(patch, part_of(book.engine, kind), method, number, before)
             errors = 0
@@ -110,6 +115,76 @@ def test_a_plugin_that_always_raises(ledger, monkeypatch):
     for name in list(book.unfinished):
         book.abort(name)
     book.finish(bound=0)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize(("kind", "method"), [("scheduler", "abort"), ("kv_cache", "free")])
+def test_a_plugin_that_raises_when_a_request_is_aborted(ledger, monkeypatch, kind, method, before):
+    """It goes on, like all others, and can be aborted again: waiting, running, or about to be forked."""
+    for steps in (0, 1, 2, 5):
+        for name in ("0", "3", "forked"):
+            book = ledger(1)
+            for _ in range(steps):
+                book.step()
+            with monkeypatch.context() as patch:
+                calls, told = fail_at(patch, part_of(book.engine, kind), method, 1, before), []
+                try:
+                    book.engine.abort(name)
+                    del book.unfinished[name]
+                except Fault as error:
+                    told = error.__notes__
+                    book.balance()
+                    book.step()
+                    book.abort(name)
+            assert len(told) == bool(calls), "it can only go well if nothing was held that could be given back"
+            for note in told:
+                assert note.startswith(f"raised by {kind} ")
+                assert f"when request '{name}' was aborted" in note
+            book.finish(bound=200)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_a_plugin_that_raises_when_a_request_is_added(ledger, monkeypatch, before):
+    """It has not been added, and its id is free."""
+    book = ledger(1)
+    book.step()
+    with monkeypatch.context() as patch:
+        fail_at(patch, book.engine.scheduler, "add", 1, before)
+        with pytest.raises(Fault) as caught:
+            book.engine.add("new", [1, 2], SamplingParams(temperature=0))
+    assert "when request 'new' was added" in caught.value.__notes__[0]
+    book.balance()
+    book.add("new", [3, 4, 5], SamplingParams(temperature=0, max_tokens=3))
+    book.finish(bound=200)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("kv_cache", ["paged", "prefix"])
+@pytest.mark.parametrize(("kind", "method"), [("scheduler", "clear"), ("kv_cache", "recover"), ("scheduler", "add")])
+@pytest.mark.parametrize("call", ["step", "add", "abort"])
+def test_a_plugin_that_raises_when_all_are_put_back(ledger, monkeypatch, call, kind, method, kv_cache, before):
+    """After another error: both are told, and the next call, whichever it is, puts all back before it begins."""
+    book = ledger(1, kv_cache)
+    for _ in range(4):
+        book.step()
+    with monkeypatch.context() as patch:
+        fail_at(patch, book.engine.runner.inner.parts.model, "forward", 1, before=True)
+        fail_at(patch, part_of(book.engine, kind), method, 2 if method == "add" else 1, before)
+        with pytest.raises(Fault, match=method) as caught:
+            book.engine.step()
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"raised by {kind} ")
+    assert note.endswith("when all requests were put back; the next call tries again")
+    assert str(caught.value.__context__) == "forward"
+    book.one_by_one = False
+    if call == "add":
+        book.add("new", [3, 4, 5], SamplingParams(temperature=0, max_tokens=3))
+    elif call == "abort":
+        book.abort(next(iter(book.unfinished)))
+    else:
+        book.step()
+    book.balance()
+    book.finish(bound=200)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -173,8 +248,11 @@ def test_what_was_cached_is_kept(monkeypatch):
 @pytest.mark.parametrize("kv_cache", ["paged", "prefix"])
 @pytest.mark.parametrize("depth", [0, 1])
 def test_ctrl_c_at_any_line(ledger, depth, kv_cache):
-    """KeyboardInterrupt at line after line of engine, scheduler, cache and table: every request still ends right."""
-    beyond = ("step", "_recover", "recover", "rebuild")  # on its way out of `step`, or a second one: nobody can save it
+    """KeyboardInterrupt at line after line of engine, scheduler, cache and table: every request still ends right.
+
+    Now and then a second one follows, while all requests are put back.
+    """
+    beyond = ("step", "_broke_off")  # on the way out of `step`, or before anything has been put back
     files = (
         "engine.py",
         "table.py",
@@ -188,10 +266,10 @@ def test_ctrl_c_at_any_line(ledger, depth, kv_cache):
     files += ("paged_cache.py", "prefix_cache.py", "block_index.py", "block_queue.py")
 
     class Interrupt:
-        """Raises at the line of a given number, once."""
+        """Raises at the line of a given number, and again so many lines later, if that is not 0."""
 
-        def __init__(self, at):
-            self.at, self.lines, self.active = at, 0, True
+        def __init__(self, at, again):
+            self.at, self.again, self.lines, self.active = at, again, 0, True
 
         def __call__(self, frame, event, arg):
             if not self.active or not frame.f_code.co_filename.endswith(files) or frame.f_code.co_name in beyond:
@@ -199,12 +277,13 @@ def test_ctrl_c_at_any_line(ledger, depth, kv_cache):
             if event == "line":
                 self.lines += 1
                 if self.lines == self.at:
-                    self.active = False
+                    self.at, self.again = self.at + self.again, 0
+                    self.active = self.at > self.lines
                     raise KeyboardInterrupt
             return self
 
-    def run(at):
-        book, interrupt = ledger(depth, kv_cache), Interrupt(at)
+    def run(at, again=0):
+        book, interrupt = ledger(depth, kv_cache), Interrupt(at, again)
         book.one_by_one = False
         while book.engine.has_work:
             before = sys.gettrace()
@@ -221,5 +300,5 @@ def test_ctrl_c_at_any_line(ledger, depth, kv_cache):
 
     total = run(0)
     assert total > 1000
-    for at in range(1, total, STRIDE):
-        run(at)
+    for turn, at in enumerate(range(1, total, STRIDE)):
+        run(at, turn % 2 * (1 + turn % 60))

@@ -1,6 +1,7 @@
 """`LLM`: order and count kept, calls that do not disturb one another, nothing left behind (fault case A7)."""
 
 import copy
+import sys
 
 import pytest
 
@@ -129,6 +130,65 @@ def test_an_error_leaves_nothing_behind(llm, monkeypatch):
     monkeypatch.setattr(type(engine.engine.runner), "submit", failing)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(PROMPTS, greedy(9))
+    nothing_left(engine)
+    assert len(engine.generate(PROMPTS, greedy(2))) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("way", ["generate", "stream"])
+def test_ctrl_c_at_any_line_of_a_call(llm, way):
+    """While requests are added, while they run, while outputs are gathered: nothing of the call is left."""
+    engine = llm(steps_in_flight=1)
+    expected = tokens(engine.generate(PROMPTS, greedy(3)))
+
+    def run(at):
+        lines = 0
+
+        def interrupt(frame, event, arg):
+            nonlocal lines
+            mine = frame.f_code.co_filename.endswith(("nanofw/llm.py", "nanofw/engine.py", "nanofw/intake.py"))
+            if not mine or frame.f_code.co_name in ("_leave", "abort", "_abort", "_put_back", "_mend"):  # a second one
+                return None
+            if event == "line":
+                lines += 1
+                if lines == at:
+                    raise KeyboardInterrupt
+            return interrupt
+
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            list(getattr(engine, way)(PROMPTS, greedy(3)))
+        except KeyboardInterrupt:
+            sys.settrace(before)
+            nothing_left(engine)  # and the error is still being handled
+        finally:
+            sys.settrace(before)
+        return lines
+
+    total = run(0)
+    assert total > 200
+    for at in range(1, total, 23):
+        run(at)
+        assert not engine._inboxes
+    assert tokens(engine.generate(PROMPTS, greedy(3))) == expected
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_an_error_while_requests_are_added(llm, monkeypatch, number):
+    """None of the call is left, whichever of them the scheduler does not take."""
+    engine, calls = llm(), []
+    add = engine.engine.scheduler.add
+
+    def failing(self, request):
+        calls.append(request)
+        if len(calls) == number:
+            raise MemoryError("on purpose")
+        add(request)
+
+    monkeypatch.setattr(engine.engine.scheduler, "add", failing.__get__(engine.engine.scheduler))
+    with pytest.raises(MemoryError) as caught:
+        engine.generate(PROMPTS, greedy(2))
+    assert caught.value.__notes__[0].startswith("raised by scheduler 'continuous' of nanofw")
     nothing_left(engine)
     assert len(engine.generate(PROMPTS, greedy(2))) == len(PROMPTS)
 

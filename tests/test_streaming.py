@@ -1,5 +1,7 @@
 """Streamed text, whatever becomes of the request meanwhile: whole characters, no part of a stop string (case A8)."""
 
+import sys
+
 import pytest
 import torch
 
@@ -139,6 +141,75 @@ def test_abort_in_the_middle_of_a_character(engine, depth):
         pieces += [output.delta for output in running.step()]
     output = running.abort("x")
     assert "".join([*pieces, output.delta]) == output.outputs[0].text == "a" + REPLACEMENT
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_ctrl_c_at_any_line(engine, depth):
+    """While tokens become text and text becomes outputs: nothing is lost, told twice, or shown that must not be."""
+    ways = {
+        "stop": greedy(stop="END"),
+        "all": greedy(),
+        "logprobs": greedy(logprobs=1),
+        "quiet": greedy(),
+        "least": greedy(stop="STOP", min_tokens=8),
+        "two": greedy(9, n=2),
+    }
+
+    def run(at):
+        running, lines = engine("ab STOP é你 END", steps_in_flight=depth), 0
+
+        def interrupt(frame, event, arg):
+            nonlocal lines
+            mine = frame.f_code.co_filename.endswith(("nanofw/text.py", "nanofw/request.py", "nanofw/engine.py"))
+            if not mine or frame.f_code.co_name in ("step", "_broke_off", "_mend", "_put_back"):
+                return None
+            if event == "line":
+                lines += 1
+                if lines == at:
+                    raise KeyboardInterrupt
+            return interrupt
+
+        for name, how in ways.items():
+            running.add(name, PROMPT, how, stream=name != "quiet")
+        shown, last = {}, {}
+        while running.has_work:
+            before = sys.gettrace()
+            sys.settrace(interrupt)
+            try:
+                outputs = running.step()
+            except KeyboardInterrupt:
+                outputs = []
+            finally:
+                sys.settrace(before)
+            for output in outputs:
+                key = output.request_id, output.outputs[0].index
+                shown[key] = shown.get(key, "") + output.delta
+                if output.finished:
+                    last[output.request_id] = output
+        for name, output in last.items():
+            assert [c.text for c in output.outputs] == [shown[name, c.index] for c in output.outputs]
+        return lines, {name: output.outputs for name, output in last.items()}
+
+    total, expected = run(0)
+    assert expected["stop"][0].text == "ab STOP é你 "
+    assert expected["least"][0].text == expected["all"][0].text == "ab STOP é你 END"
+    for at in range(1, total, 61):
+        assert run(at)[1] == expected, f"line {at} of {total}"
+
+
+def test_abort_from_an_observer_with_text_ready(engine):
+    """What the step was about to report is in the delta of the abort, once."""
+    running, aborted = engine(), []
+
+    def abort(*, event):
+        if event.output.request_id == "first":
+            aborted.append(running.abort("second"))
+
+    running.observers["nanofw_request_finished"] = abort
+    for name, count in (("first", 2), ("second", 9)):
+        running.add(name, PROMPT, greedy(count))
+    pieces = [output.delta for output in running.run() if output.request_id == "second"]
+    assert (pieces, aborted[0].delta, aborted[0].outputs[0].text) == (["G"], "r", "Gr")
 
 
 def test_not_streamed_is_the_same_text(engine):

@@ -7,6 +7,10 @@ wrong context is found at once; and between scheduler and runner an `Auditor` lo
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
+import statistics
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,6 +133,21 @@ def run(engine: Engine, work: Sequence[tuple[Sequence[int], int]]) -> list[Reque
     else:
         pytest.fail(f"unfinished after {bound} steps: {sorted(engine.requests)}")
     return [finished[str(i)] for i in range(len(work))]
+
+
+def left_behind(engine: Engine, work: Sequence[tuple[Sequence[int], int]], rounds: int = 4) -> float:
+    """Objects that stay in memory for each request of `work`, as the median of some rounds.
+
+    As many rounds go before them: what Python and numpy keep at hand for later fills up at first.
+    """
+    assert isinstance(engine.runner, Auditor)
+    engine.runner.keep = False
+    counts = []
+    for _ in range(2 * rounds):
+        run(engine, work)
+        gc.collect()
+        counts.append(sys.getallocatedblocks())
+    return statistics.median(after - before for before, after in itertools.pairwise(counts[rounds - 1 :])) / len(work)
 
 
 def run_params(

@@ -9,7 +9,7 @@ import pytest
 
 from nanofw.engine import Engine
 from nanofw.kv_cache import PAGED_NHD
-from nanofw.testing.audited import NAME, audited_engine, check, host_with, prompt, run
+from nanofw.testing.audited import NAME, audited_engine, check, host_with, left_behind, prompt, run
 from nanofw.testing.kv_cache_base import KVCacheBase
 
 BLOCK_SIZE = 16
@@ -109,3 +109,12 @@ class KVCacheServed(KVCacheBase):
         engine = self.engine(tokens=256, max_num_seqs=8)
         work = [(prompt(40, i % 6)[: 1 + i * 7 % 40], 1 + i % 6) for i in range(200)]
         check(engine, work, run(engine, work))
+
+    def test_memory_does_not_grow(self) -> None:
+        """After some hundred requests, some hundred more leave nothing behind, not an object each.
+
+        Fails if prompts, blocks or rows of requests that have gone are kept for ever. Source: the contract.
+        """
+        engine = self.engine(tokens=256, max_num_seqs=8)
+        left = left_behind(engine, [(prompt(1 + i * 7 % 40, i), 1 + i % 6) for i in range(100)])
+        assert left < 0.5, f"{left:.1f} objects are left of each request"

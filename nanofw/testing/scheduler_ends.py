@@ -10,7 +10,7 @@ import pytest
 
 from nanofw.events import RequestFinished
 from nanofw.request import SamplingParams
-from nanofw.testing.audited import check, context_model, nothing_left, prompt, run
+from nanofw.testing.audited import check, context_model, left_behind, nothing_left, prompt, run
 from nanofw.testing.ledger import Ledger
 from nanofw.testing.scheduler_base import SchedulerBase
 
@@ -160,3 +160,12 @@ class SchedulerEnds(SchedulerBase):
         engine = self.engine(max_num_seqs=8, kv_blocks=16)
         work = [(prompt(1 + i * 7 % 40, i), 1 + i % 6) for i in range(200)]
         check(engine, work, run(engine, work))
+
+    def test_memory_does_not_grow(self) -> None:
+        """After some hundred requests, some hundred more leave nothing behind, not an object each.
+
+        Fails if requests that have ended, or anything about them, are kept for ever. Source: the contract.
+        """
+        engine = self.engine(max_num_seqs=8, kv_blocks=16)
+        left = left_behind(engine, [(prompt(1 + i * 7 % 40, i), 1 + i % 6) for i in range(100)])
+        assert left < 0.5, f"{left:.1f} objects are left of each request"

@@ -68,7 +68,7 @@ class CudaGraphRunner(Runner):
     def __init__(self, parts: Parts, options: Options) -> None:
         super().__init__(parts, options)
         wanted = sorted(options.buckets) or [1, 2, 4, *range(8, 257, 8)]
-        self.buckets = [b for b in wanted if b < parts.rows] + [min(parts.rows, wanted[-1])]
+        self.buckets = sorted({min(b, parts.rows) for b in wanted})
         cache = parts.kv_cache
         full = cache.block_table.shape[1]
         self.columns = sorted({min(cache.blocks_for(c), full) for c in options.contexts} | {full})

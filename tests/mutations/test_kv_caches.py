@@ -219,6 +219,20 @@ class KeepsEveryKey(PrefixKVCache):
         super().commit(rows, lengths, tokens_of)
 
 
+@prefix.plant("test_memory_does_not_grow", "objects are left of each request")
+class KeepsEveryHit(PrefixKVCache):
+    """Writes down what each request has found."""
+
+    def __init__(self, spec, options):
+        super().__init__(spec, options)
+        self.hits = []
+
+    def match_prefix(self, row, token_ids):
+        found = super().match_prefix(row, token_ids)
+        self.hits.append((row, found))
+        return found
+
+
 @pytest.mark.parametrize("fault", [*paged, *prefix], ids=str)
 def test_is_found(fault):
     fault.must_be_found()

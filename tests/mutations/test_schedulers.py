@@ -142,6 +142,15 @@ class ForgetsWhoWaits(ContinuousScheduler):
             del self.waiting.join
 
 
+@faults.plant("test_memory_does_not_grow", "objects are left of each request")
+class CountsByName(ContinuousScheduler):
+    """Keeps a number for each request that it has ever seen."""
+
+    def add(self, request):
+        self.seen = {**getattr(self, "seen", {}), request.number: len(request.prompt_ids)}
+        super().add(request)
+
+
 @pytest.mark.parametrize("fault", faults, ids=str)
 def test_is_found(fault):
     fault.must_be_found()

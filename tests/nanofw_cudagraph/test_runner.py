@@ -35,6 +35,13 @@ class TestWithTransformers(Matches):
         return tiny(device)
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(3, [1, 2, 3]), (4, [1, 2, 4]), (9, [1, 2, 4, 8])])
+def test_no_bucket_twice(rows, expected):
+    """Each is captured once, and none is larger than a step can be."""
+    suite = type("Suite", (TestCudaGraph,), {"rows": rows})
+    assert list(suite().drive().runner.buckets) == expected
+
+
 @pytest.mark.parametrize("count", [3, 5])
 def test_with_paged_attention_in_an_engine(llm, count):
     """A padded batch and one above the largest bucket, a step in flight: the eager tokens."""
