@@ -64,7 +64,15 @@ BOXES: dict[str, Box] = {
         268,
     ),
     "engine": Box(
-        ("nanofw.engine", "nanofw.intake", "nanofw.blame", "nanofw.table", "nanofw.request", "nanofw.text"),
+        (
+            "nanofw.engine",
+            "nanofw.intake",
+            "nanofw.blame",
+            "nanofw.recovery",
+            "nanofw.table",
+            "nanofw.request",
+            "nanofw.text",
+        ),
         "the loop: schedule, submit, take tokens in",
         20,
         332,

@@ -20,6 +20,7 @@ from nanofw.blame import blame
 from nanofw.errors import EngineError, RequestError
 from nanofw.events import EngineCreated, RequestFinished, StepFinished
 from nanofw.intake import check, make
+from nanofw.recovery import put_back
 from nanofw.request import FinishReason, Request, RequestOutput, SamplingParams
 from nanofw.scheduler import Schedule, Scheduler
 
@@ -338,46 +339,12 @@ class Engine:
         if not self._torn:
             return
         try:
-            self._put_back()
+            put_back(self)
         except BaseException as error:
             if note := blame(error, self._parts(), self.plugins):
                 error.add_note(f"{note} when all requests were put back; the next call tries again")
             raise
         self._torn = False
-
-    def _put_back(self) -> None:
-        """Let every request begin again, with the tokens that were looked at."""
-        self._in_flight.clear()
-        reported = {output.request_id: output for output in self._ready if output.finished}
-        leaders = list(self.requests.values())
-        told = {(o.request_id, o.outputs[0].index): o.outputs[0] for o in self._ready if not o.finished}
-        for sample in (sample for leader in leaders for sample in leader.samples or (leader,)):
-            if last := told.get((sample.id, sample.index)):
-                sample.told, sample.over = len(last.text), last.finish_reason is not None
-            if not sample.over and sample.finish_reason != "abort":
-                sample.finish_reason = None
-            if sample.row >= 0:
-                sample.output_ids = self.table.output_ids(sample.row, len(sample.prompt_ids))
-                sample.preemptions += 1
-            sample.row = -1
-        self.table.clear()
-        self.kv_cache.recover()
-        self.scheduler.clear()
-        for leader in leaders:
-            for sample in leader.unfinished:
-                sample.forget_unread()
-                if not (reason := sample.due):
-                    self.scheduler.add(sample)
-                    continue
-                if sample.unborn:
-                    self._begin_others(sample)
-                self._finish(sample, reason)
-            if leader.id in self.requests and not (leader.unborn or leader.unfinished):  # broke off as it ended
-                for sample in leader.samples or (leader,):
-                    sample.read_rest()
-                output = reported.get(leader.id) or RequestOutput.last(leader)
-                self._ready += [output] if leader.id not in reported else []
-                self._forget(leader, output)
 
     def _after(self, flight: InFlight, generated: int) -> None:
         """Count the step, note it for observers, and notice when steps no longer bring anybody forward."""
